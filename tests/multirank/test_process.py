@@ -164,13 +164,16 @@ def test_ranks_of_one_host_meet_where_proc_is_hidden() -> None:
     assert run.stdout == "[3.0, 3.0, 3.0]\n" * 3, run.stderr
 
 
+def _in_new_network(*command: str) -> subprocess.CompletedProcess[str]:
+    """The command in a network namespace of its own, in which nothing is up."""
+    return subprocess.run(["unshare", "-Urn", *command], capture_output=True, text=True, timeout=60, check=False)
+
+
 @needs_namespaces
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_loopback_device_that_is_down_is_named(host: str) -> None:
     code = f"import holmes_comm; holmes_comm.TcpStore({host!r}, 0, is_server=True, timeout_s=0.2)"
-    run = subprocess.run(
-        ["unshare", "-Urn", sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    run = _in_new_network(sys.executable, "-c", code)
     assert "Network is unreachable" in run.stderr
     assert "the loopback device of this network namespace is down: ip link set lo up" in run.stderr
 
@@ -211,13 +214,8 @@ threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
 @needs_namespaces
 @pytest.mark.parametrize("program", [_STORE_AT_OWN_ADDRESS, _SOCKETS_AT_OWN_ADDRESS], ids=["store", "sockets"])
 def test_a_loopback_device_that_is_down_is_named_for_a_hosts_own_address(program: str) -> None:
-    run = subprocess.run(
-        ["unshare", "-Urn", "sh", "-c", _A_NIC_AND_NO_LOOPBACK, sys.executable, program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    run = _in_new_network("sh", "-c", _A_NIC_AND_NO_LOOPBACK, sys.executable, program)
+    assert run.returncode == 0, run.stderr
     assert "no answer" in run.stdout
     assert ", as the loopback device of this network namespace is down: ip link set lo up; check" in run.stdout
     if program == _STORE_AT_OWN_ADDRESS:

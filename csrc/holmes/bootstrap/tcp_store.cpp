@@ -90,7 +90,8 @@ UniqueFd connect_once(const std::string& host, std::uint16_t port, Clock::time_p
     UniqueFd fd(::socket(entry->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!fd) throw SystemError("cannot open a socket: " + errno_text(errno), {.system_errno = errno});
     int error = ::connect(fd.get(), entry->ai_addr, entry->ai_addrlen) == 0 ? 0 : errno;
-    const std::string why = error == 0 ? "" : why_not_itself(SocketAddress::from(entry->ai_addr, entry->ai_addrlen));
+    const bool is_reached = error == 0 || error == ECONNREFUSED;
+    const std::string why = is_reached ? "" : why_not_itself(SocketAddress::from(entry->ai_addr, entry->ai_addrlen));
     failure.is_lasting |= !why.empty();
     if (error == EINPROGRESS && !why.empty()) {  // nothing comes
       failure.problem = "no answer" + why;

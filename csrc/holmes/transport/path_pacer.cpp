@@ -133,9 +133,8 @@ void PathPacer::adapt(Clock::time_point now) {
   acknowledged_bytes_ = info.tcpi_bytes_acked;
   if (info.tcpi_unacked == 0 && delivered == 0) return queue_.rest(now);
   capacity_bytes_per_s_ = std::max(capacity_bytes_per_s_ * (rate_bytes_per_s_ ? forget_limited : forget), delivered);
-  const double shortest_s = info.tcpi_min_rtt == ~0U ? round_trip_s : info.tcpi_min_rtt * 1e-6;
-  const double queue_s = queue_.look(now, {round_trip_s, info.tcpi_rttvar * 1e-6, shortest_s});
-  shortest_s_ = shortest_s;
+  shortest_s_ = info.tcpi_min_rtt == ~0U ? round_trip_s : info.tcpi_min_rtt * 1e-6;
+  const double queue_s = queue_.look(now, {round_trip_s, info.tcpi_rttvar * 1e-6, shortest_s_});
   if (!rate_bytes_per_s_) {
     if (queue_s > target_s_) return keep_to(begin_share * capacity_bytes_per_s_);
     return limit_unsent();

@@ -136,6 +136,18 @@ bool SocketAddress::same_host(const SocketAddress& other) const {
                      &reinterpret_cast<const sockaddr_in6&>(other.storage_).sin6_addr, sizeof(in6_addr)) == 0;
 }
 
+namespace {
+
+// Absent: it has none, or one of another family.
+std::optional<SocketAddress> ip_address_of(const ifaddrs& entry) {
+  if (entry.ifa_addr == nullptr) return std::nullopt;
+  const int family = entry.ifa_addr->sa_family;
+  if (family != AF_INET && family != AF_INET6) return std::nullopt;
+  return SocketAddress::from(entry.ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+}
+
+}  // namespace
+
 void check_nic(const NicBinding& nic) {
   const ErrorContext context{.nic = nic.interface};
   const auto wanted = [&] {
@@ -157,13 +169,9 @@ void check_nic(const NicBinding& nic) {
     interfaces.insert(entry->ifa_name);
     const bool is_wanted_nic = entry->ifa_name == nic.interface;
     if (is_wanted_nic) flags |= entry->ifa_flags;
-    if (entry->ifa_addr == nullptr) continue;
-    const int family = entry->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    const auto address =
-        SocketAddress::from(entry->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
-    if (is_wanted_nic) addresses.insert(address.host());
-    if (address.same_host(wanted)) holders.insert(entry->ifa_name);
+    const auto address = ip_address_of(*entry);
+    if (address && is_wanted_nic) addresses.insert(address->host());
+    if (address && address->same_host(wanted)) holders.insert(entry->ifa_name);
   }
   if (!interfaces.contains(nic.interface)) {
     throw NicError("there is no network interface '" + nic.interface + "' on this host; there are " +
@@ -197,11 +205,7 @@ std::string why_not_itself(const SocketAddress& address) {
   bool is_own = address.host().starts_with("127.") || address.host() == "::1";
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     if ((entry->ifa_flags & IFF_LOOPBACK) != 0 && (entry->ifa_flags & IFF_UP) == 0) down = entry->ifa_name;
-    if (entry->ifa_addr == nullptr) continue;
-    const int family = entry->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    const auto size = static_cast<socklen_t>(family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
-    is_own |= SocketAddress::from(entry->ifa_addr, size).same_host(address);
+    if (const auto own = ip_address_of(*entry)) is_own |= own->same_host(address);
   }
   if (!is_own || down.empty()) return "";
   return ", as the loopback device of this network namespace is down: ip link set " + down + " up";

@@ -17,6 +17,7 @@ from holmes.planning.search.layout import Layout
 from holmes.planning.search.machines import Assumptions, Machines, machines_of
 from holmes.planning.search.reasons import DECISIONS, reasons_of
 from holmes.planning.search.space import Choice, Wanted, choices, orders
+from holmes.words import to_text
 from holmes_comm.errors import UsageError
 
 _MOST_SAMPLES = 10**9
@@ -277,6 +278,6 @@ def _places(layout: Layout) -> str:
     first = 0
     for cluster, stages in groupby(layout.clusters):
         end = first + len(list(stages))
-        runs.append(f"{first if end - first == 1 else f'{first}-{end - 1}'} in {cluster.name}")
+        runs.append(f"{to_text(range(first, end))} in {cluster.name}")
         first = end
     return f"stage{'' if first == 1 else 's'} {', '.join(runs)}"
