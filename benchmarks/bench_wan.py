@@ -1,4 +1,4 @@
-"""Between data centres: `python benchmarks/bench_wan.py` makes the table of docs/wan.md.
+"""Between data centres: `python benchmarks/bench_wan.py` makes the tables of docs/wan-measurements.md.
 
 Two clusters of two nodes, four times as fast inside (a hierarchical all_reduce sends three halves of its data over each
 NIC), joined by uplinks of `--rate-gbps` with a round trip and a loss: for each pair of these, on the same links and in
