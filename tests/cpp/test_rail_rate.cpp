@@ -1,4 +1,4 @@
-// RailRate, ConnectionBound, BbrStart and RailsInUse: what they learn, with numbers of the test's own.
+// RailRate, ConnectionBound and BbrStart: what they learn, with numbers of the test's own.
 #include <cstdio>
 
 #include "check.hpp"
@@ -127,49 +127,37 @@ void a_far_rail_is_measured_over_its_round_trip() {
 
 constexpr std::size_t all = 6'000'000;
 
-using Limit = ConnectionBound::Limit;
-
-// What is found after so many looks at a path of 80 ms.
-Limit limit_after(int looks, ConnectionLook look) {
+// Whether the buffer is found to be the limit after so many looks at a path of 80 ms.
+bool is_buffer_after(int looks, ConnectionLook look) {
   ConnectionBound bound;
   look.shortest = 80ms;
   for (int i = 0; i < looks; ++i) bound.observe(Clock::now(), look);
-  return bound.limit();
+  return bound.is_buffer();
 }
 
 void what_limits_a_connection_is_known() {
-  constexpr int few = ConnectionBound::telling_looks, many = ConnectionBound::telling_window_looks;
+  constexpr int few = ConnectionBound::telling_looks;
   const ConnectionLook buffer{.is_full = true, .unsent_bytes = 0, .under_way_bytes = all, .round_trip = 85ms};
-  const ConnectionLook window{
-      .is_full = true, .unsent_bytes = all / 2, .under_way_bytes = all / 2, .round_trip = 81ms, .has_lost = true};
-  const auto with = [](ConnectionLook look, auto change) {
+  const auto with = [&buffer](auto change) {
+    ConnectionLook look = buffer;
     change(look);
     return look;
   };
-  const auto no_more = [](ConnectionLook& look) { look.is_full = false; };
-  const auto queue = [](ConnectionLook& look) { look.round_trip = 110ms; };
   struct Row {
     const char* name;
     ConnectionLook look;
     int looks;
-    Limit expected;
+    bool expected;
   };
   const Row rows[] = {
-      {"the buffer, for too short", buffer, few - 1, Limit::none},
-      {"the buffer", buffer, few, Limit::buffer},
-      {"all that is to be sent is under way", with(buffer, no_more), 100, Limit::none},
-      {"the path, which has a queue", with(buffer, queue), 100, Limit::none},
-      {"the window, for too short", window, many - 1, Limit::none},
-      {"the window", window, many, Limit::window},
-      {"the window, and the socket takes more", with(window, no_more), many, Limit::window},
-      {"the window, and the path is full", with(window, queue), 100, Limit::none},
-      {"a start, or bbr", with(window, [](ConnectionLook& look) { look.has_lost = false; }), 100, Limit::none},
-      {"a peer that does not read", with(window, [](ConnectionLook& look) { look.awaits_receiver = true; }), 100,
-       Limit::none},
-      {"nothing more to be sent", with(window, [](ConnectionLook& look) { look.unsent_bytes = 0; }), 2, Limit::none},
+      {"for too short", buffer, few - 1, false},
+      {"the buffer", buffer, few, true},
+      {"all that is to be sent is under way", with([](ConnectionLook& look) { look.is_full = false; }), 100, false},
+      {"the path, which has a queue", with([](ConnectionLook& look) { look.round_trip = 110ms; }), 100, false},
+      {"the window", with([](ConnectionLook& look) { look.unsent_bytes = all / 2; }), 100, false},
   };
   for (const Row& row : rows) {
-    if (limit_after(row.looks, row.look) == row.expected) continue;
+    if (is_buffer_after(row.looks, row.look) == row.expected) continue;
     std::fprintf(stderr, "%s\n", row.name);
     CHECK(false);
   }
@@ -177,26 +165,12 @@ void what_limits_a_connection_is_known() {
 
 void what_is_now_and_then_is_no_limit() {
   const auto now = Clock::now();
-  ConnectionBound buffer, window, pauses;
-  for (int i = 0; i < 100; ++i) {
-    const auto round_trip = [i](int every) { return std::chrono::microseconds(i % every == every - 1 ? 110ms : 81ms); };
-    buffer.observe(now, {.is_full = true, .under_way_bytes = all, .round_trip = round_trip(3), .shortest = 80ms});
-    const ConnectionLook look{
-        .unsent_bytes = all, .under_way_bytes = all, .round_trip = round_trip(8), .shortest = 80ms, .has_lost = true};
-    window.observe(now, look);
-  }
-  CHECK(buffer.limit() == Limit::none);
-  CHECK(window.limit() == Limit::none);
-  CHECK(window.looks() == 100 && window.queue_looks() == 12);
-  // Messages that a buffer takes whole: between them nothing is to be sent, and each begins with a small window.
-  for (int i = 0; i < 4 * ConnectionBound::telling_window_looks; ++i)
-    pauses.observe(now, {.unsent_bytes = i % 4 == 0 ? all : 0,
-                         .under_way_bytes = all,
-                         .round_trip = 81ms,
-                         .shortest = 80ms,
-                         .has_lost = i % 4 < 2});
-  CHECK(pauses.limit() == Limit::window);
-  CHECK(!pauses.is_due(now + 79ms, 80ms) && pauses.is_due(now + 80ms, 80ms));
+  ConnectionBound buffer;
+  for (int i = 0; i < 100; ++i)
+    buffer.observe(
+        now, {.is_full = true, .under_way_bytes = all, .round_trip = i % 3 == 2 ? 110ms : 81ms, .shortest = 80ms});
+  CHECK(!buffer.is_buffer());
+  CHECK(!buffer.is_due(now + 79ms, 80ms) && buffer.is_due(now + 80ms, 80ms));
 }
 
 void a_start_that_does_not_end_is_held() {
@@ -224,63 +198,12 @@ void a_start_that_does_not_end_is_held() {
   CHECK(start.observe({.is_starting = true}, true) == as_before);  // nothing is known yet
 }
 
-// One after the other, at 1, 2, ... seconds: what is seen, and how many rails are used from then on.
-void reserves_are_used_as_long_as_they_gain() {
-  constexpr int soon = RailsInUse::trial_looks - 1, later = RailsInUse::trial_looks;
-  struct Step {
-    Limit limit;
-    double bytes_per_s;
-    int looks;
-    std::size_t expected;
-    int queue_looks = 0;
-  };
-  const auto run = [](const char* name, std::size_t all_rails, std::initializer_list<Step> steps) {
-    RailsInUse rails(1, all_rails);
-    Clock::time_point now = Clock::now();
-    std::size_t before = 1;
-    for (const Step& step : steps) {
-      now += 1s;
-      const bool is_other = rails.observe(now, step.limit, step.bytes_per_s, step.looks, step.queue_looks);
-      if (rails.count() != step.expected || is_other != (before != step.expected)) {
-        std::fprintf(stderr, "%s: %zu of %zu\n", name, rails.count(), all_rails);
-        CHECK(false);
-      }
-      before = rails.count();
-    }
-    return rails;
-  };
-  run("nothing limits", 4, {{Limit::none, 1e6, 0, 1}, {Limit::none, 1e6, later, 1}});
-  run("the buffer", 4, {{Limit::buffer, 1e6, 3, 4}, {Limit::buffer, 1e6, later, 4}});
-  run("a window, by one", 4, {{Limit::window, 1e6, 3, 4}, {Limit::window, 1e6, later, 4}});
-  run("two", 2, {{Limit::window, 1e6, 3, 2}});
-  run("sixteen carry more", 16,
-      {{Limit::window, 1e6, 8, 4},
-       {Limit::window, 4e6, 8, 16},
-       {Limit::none, 4e6, soon, 16},
-       {Limit::none, 9e6, later, 16}});
-  auto full = run("sixteen carry no more", 16,
-                  {{Limit::window, 1e6, 8, 4},
-                   {Limit::window, 4e6, 8, 16},
-                   {Limit::window, 4e6, soon, 16},
-                   {Limit::window, 5.9e6, later, 4},
-                   {Limit::window, 4e6, later, 4}});
-  CHECK(full.observe(Clock::now() + RailsInUse::trial_pause + 10s, Limit::window, 4e6, later, 0) && full.are_all());
-  run("sixteen fill the path", 16,
-      {{Limit::window, 1e6, 8, 4}, {Limit::window, 4e6, 8, 16}, {Limit::none, 5.9e6, later, 16, later / 4}});
-  run("sixteen make a queue now and then", 16,
-      {{Limit::window, 1e6, 8, 4}, {Limit::window, 4e6, 8, 16}, {Limit::none, 5.9e6, later, 4, later / 4 - 1}});
-  RailsInUse lost(1, 16);
-  lost.use_all();
-  CHECK(lost.are_all());
-}
-
 }  // namespace
 
 int main() {
   what_limits_a_connection_is_known();
   what_is_now_and_then_is_no_limit();
   a_start_that_does_not_end_is_held();
-  reserves_are_used_as_long_as_they_gain();
   learns_from_busy_windows();
   small_messages_tell_nothing();
   a_pause_at_the_beginning_tells_nothing();

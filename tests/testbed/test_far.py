@@ -91,20 +91,18 @@ def test_a_path_that_one_buffer_does_not_fill_is_shared(env: dict[str, str], con
     assert min(found["sent"][:4]) > 1e6
     # That a socket takes no more tells of its buffer only where that is full, not where little may wait unsent in it.
     assert not [line for line in lines if "the buffer of 4 connections" in line]
-    assert sum(_SHARES in line for line in lines) == 1  # by rank 0, which sends; once
+    # By rank 0, which sends; once. Without bbr all are used from the beginning.
+    assert sum(_SHARES in line for line in lines) == (connections == 4)
 
 
 @needs_namespaces
-def test_a_path_that_loses_packets_is_shared() -> None:
-    """Of reno, 0.1 % of loss leave a window for 22 Mbit/s of 200; the buffer holds all of a message."""
+def test_without_bbr_the_first_message_goes_over_all_connections() -> None:
+    """Each begins with a small window, and each lost packet makes it smaller."""
     with _session({"rate_gbps": 0.2, "delay_ms": 10, "loss_percent": 0.1, "queue_bytes": 500_000}) as session:
-        reno = {"HOLMES_TCP_CONGESTION": "reno", "HOLMES_LOG": "info"}
-        found, lines = _run_told(session, "far_worker", "shared", "2", **reno)
+        found, _ = _run_told(session, "far_worker", "shared", "2", "1", HOLMES_TCP_CONGESTION="reno")
     assert found["right"]
     assert len(found["sent"]) == 16
-    assert sum(found["sent"][1:]) > 1e6
-    told = [line for line in lines if "takes more than the congestion window of one connection; 4 p2p" in line]
-    assert len(told) == 1  # by rank 0, which sends
+    assert min(found["sent"]) > 10_000
 
 
 @needs_namespaces

@@ -1,6 +1,6 @@
 """Operations between ranks that are far from each other; rank 0 prints what became of them: ``far_worker.py SCENARIO``.
 
-message: 8 MiB to rank 1, twice; seconds of the second. shared [MIB]: 10 messages of so many MiB to rank 1; what each
+message: 8 MiB to rank 1, twice; seconds of the second. shared MIB [COUNT]: 10 messages of so many MiB; what each
 connection sent of them, and whether bbr's start has ended on the first one. striped: 16 MiB to rank 1 over 16
 connections; how many bytes may wait unsent in each, and into how many chunks they were cut. slowed: 8 MiB to rank 1
 over 4 connections, one of which then sends no more than 8 KB/s; seconds of the slowest of two more. queued: many small
@@ -67,9 +67,9 @@ def message() -> dict[str, object]:
     return {"right": right, "seconds": seconds[-1]}
 
 
-def shared(count: int = 10) -> dict[str, object]:
+def shared() -> dict[str, object]:
     comm = make("far")
-    size = int(sys.argv[2]) << 17
+    size, count = int(sys.argv[2]) << 17, int((sys.argv[3:] or ["10"])[0])
     right = True
     for number in range(count):
         data = np.arange(size, dtype="float64") + number if RANK == 0 else np.zeros(size)

@@ -55,15 +55,7 @@ void RailRate::disregard(Clock::time_point now, std::uint64_t acknowledged_bytes
 
 void ConnectionBound::observe(Clock::time_point now, const ConnectionLook& look) {
   looked_at_ = now;
-  ++looks_;
-  const bool has_queue = look.has_queue();
-  full_looks_ = look.is_held_by_buffer() && !has_queue ? full_looks_ + 1 : 0;
-  // What has sent all, or grows fast yet, tells nothing of the window: the next message may.
-  if (has_queue) {
-    window_looks_ = 0;
-    ++queue_looks_;
-  }
-  if (!has_queue && look.unsent_bytes > 0 && look.has_lost && !look.awaits_receiver) ++window_looks_;
+  full_looks_ = look.is_held_by_buffer() && !look.has_queue() ? full_looks_ + 1 : 0;
 }
 
 std::optional<std::uint64_t> BbrStart::observe(const BbrLook& look, bool is_held_up) {
@@ -83,33 +75,6 @@ std::optional<std::uint64_t> BbrStart::observe(const BbrLook& look, bool is_held
   is_held_ = true;
   looks_ = 0;
   return look.bytes_per_s;
-}
-
-bool RailsInUse::observe(Clock::time_point now, ConnectionBound::Limit limit, double bytes_per_s, int looks,
-                         int queue_looks) {
-  constexpr std::size_t factor = 4;
-  constexpr double least_gain = 1.5;
-  constexpr int queue_share = 4;
-  if (before_ > 0) {
-    if (looks < trial_looks) return false;
-    const std::size_t before = std::exchange(before_, 0);
-    if (bytes_per_s >= least_gain * before_bytes_per_s_ || queue_looks * queue_share >= looks) return false;
-    used_ = before;
-    again_at_ = now + trial_pause;
-    return true;
-  }
-  if (are_all() || limit == ConnectionBound::Limit::none || now < again_at_) return false;
-  if (limit == ConnectionBound::Limit::window && used_ > first_) {
-    before_ = used_;
-    before_bytes_per_s_ = bytes_per_s;
-  }
-  used_ = std::min(all_, used_ * factor);
-  return true;
-}
-
-void RailsInUse::use_all() {
-  used_ = all_;
-  before_ = 0;
 }
 
 namespace {
@@ -143,7 +108,7 @@ Rail::Rail(Connection socket, int index)
     : socket_(std::move(socket)),
       index_(index),
       unknown_limit_bytes_(least_limit_bytes),
-      heeds_loss_(heeds_loss(congestion_control_of(fd()))) {
+      heeds_loss_(holmes::heeds_loss(congestion_control_of(fd()))) {
   if (const auto round_trip = shortest_round_trip(fd())) set_round_trip(*round_trip);
 }
 
@@ -260,14 +225,11 @@ void Rail::look_at_limit(Clock::time_point now) {
   const auto info = tcp_info_of(fd());
   if (!info) return;
   window_bytes_ = std::size_t{info->tcpi_snd_cwnd} * info->tcpi_snd_mss;
-  const ConnectionLook look{
-      .is_full = has_unwritten() && is_buffer_full(fd()),
-      .unsent_bytes = info->tcpi_notsent_bytes,
-      .under_way_bytes = std::size_t{info->tcpi_unacked} * info->tcpi_snd_mss,
-      .round_trip = std::chrono::microseconds(info->tcpi_rtt),
-      .shortest = std::chrono::microseconds(info->tcpi_min_rtt),
-      .has_lost = heeds_loss_ && info->tcpi_snd_cwnd >= info->tcpi_snd_ssthresh,
-      .awaits_receiver = std::exchange(awaited_us_, info->tcpi_rwnd_limited) != info->tcpi_rwnd_limited};
+  const ConnectionLook look{.is_full = has_unwritten() && is_buffer_full(fd()),
+                            .unsent_bytes = info->tcpi_notsent_bytes,
+                            .under_way_bytes = std::size_t{info->tcpi_unacked} * info->tcpi_snd_mss,
+                            .round_trip = std::chrono::microseconds(info->tcpi_rtt),
+                            .shortest = std::chrono::microseconds(info->tcpi_min_rtt)};
   bound_.observe(now, look);
   if (heeds_loss_ || socket_.pacer) return;
   const auto bbr = bbr_of(fd());

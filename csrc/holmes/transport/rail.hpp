@@ -90,10 +90,6 @@ struct ConnectionLook {
   std::size_t under_way_bytes = 0;  // sent and not acknowledged
   std::chrono::microseconds round_trip{};
   std::chrono::microseconds shortest{};  // round trip ever
-  // The congestion window is past the threshold that the last loss set: it grows little by little. (That of bbr
-  // follows what the path carries.)
-  bool has_lost = false;
-  bool awaits_receiver = false;  // since the look before
 
   bool has_queue() const {
     constexpr double longest = 1.2;  // as the shortest one, queues of the hosts included
@@ -106,33 +102,21 @@ struct ConnectionLook {
   }
 };
 
-// Whether a connection is slower than its path: more is to be sent, and no packets wait in a queue on the way, so the
-// path would carry more. One more connection has one more buffer and one more congestion window.
-// - The buffer is the limit: the system has sent all that it took and takes nothing until something is acknowledged.
-// - The congestion window is: bytes stay unsent, though nothing but lost packets makes it small.
+// Whether a connection is slower than its path because of its buffer: the system has sent all that it took and takes
+// nothing until something is acknowledged, and no packets wait in a queue on the way, so the path would carry more.
 // (Where the path is full, round trips get longer.)
 class ConnectionBound {
 public:
-  enum class Limit : std::uint8_t { none, buffer, window };
   static constexpr int telling_looks = 3;  // after each other: a start, or a lost packet, looks like it for one or two
-  static constexpr int telling_window_looks = 8;  // without a queue in between: a window recovers within a few
 
   // Once in a round trip at most.
   bool is_due(Clock::time_point now, Clock::duration round_trip) const { return now - looked_at_ >= round_trip; }
   void observe(Clock::time_point now, const ConnectionLook& look);
-  int looks() const { return looks_; }
-  int queue_looks() const { return queue_looks_; }  // of these, that saw one on the way
-  Limit limit() const {
-    if (full_looks_ >= telling_looks) return Limit::buffer;
-    return window_looks_ >= telling_window_looks ? Limit::window : Limit::none;
-  }
+  bool is_buffer() const { return full_looks_ >= telling_looks; }
 
 private:
   Clock::time_point looked_at_{};
-  int looks_ = 0;
-  int queue_looks_ = 0;
   int full_looks_ = 0;
-  int window_looks_ = 0;
 };
 
 // bbr's start ends where three round trips found no rate that is higher by a quarter. Those do not count in which the
@@ -153,31 +137,6 @@ private:
   bool is_held_ = false;
   int looks_ = 0;
   std::uint64_t most_bytes_per_s_ = 0;
-};
-
-// How many rails of one far path are used, of which all but the first are in reserve: four times as many where these
-// are the limit. Beyond four on trial where the congestion window is: on a path that drops packets before it has a
-// queue windows look small too, and more of them only fill what is full. Those that make a queue have filled what was
-// not.
-class RailsInUse {
-public:
-  static constexpr int trial_looks = 48;
-  static constexpr auto trial_pause = std::chrono::seconds(60);
-
-  RailsInUse(std::size_t first, std::size_t all) : first_(first), all_(all), used_(first) {}
-  std::size_t count() const { return used_; }
-  bool are_all() const { return used_ == all_; }
-  // `bytes_per_s`: what those in use carry; `looks`: since it was another number, of which `queue_looks` saw a queue.
-  // Returns whether it is from now on.
-  bool observe(Clock::time_point now, ConnectionBound::Limit limit, double bytes_per_s, int looks, int queue_looks);
-  // Those in use are lost.
-  void use_all();
-
-private:
-  std::size_t first_, all_, used_;
-  std::size_t before_ = 0;  // the trial; 0: none is under way
-  double before_bytes_per_s_ = 0;
-  Clock::time_point again_at_{};  // the next one, at the earliest
 };
 
 // Keeps what it sent until the peer's kernel has acknowledged it: what is acknowledged can be read there even when the
@@ -248,6 +207,8 @@ public:
   // What is under way where its path is full, as far as the rate is known.
   double path_bytes() const { return bytes_per_s().value_or(0) * min_rtt_s_; }
   bool is_far() const;
+  // Its congestion control takes lost packets for a full path.
+  bool heeds_loss() const { return heeds_loss_; }
   double min_rtt_s() const { return min_rtt_s_; }
   // Nothing is under way, and nothing was given for `duration`: its rate may be out of date.
   bool is_idle_for(Clock::duration duration, Clock::time_point now) const {
@@ -317,7 +278,6 @@ private:
   double min_rtt_s_ = 0;
   std::size_t window_bytes_ = 0;           // TCP's, for congestion; 0: not known
   std::uint64_t receiver_limited_us_ = 0;  // as the system counts, for rate_
-  std::uint64_t awaited_us_ = 0;           // the same, for bound_
   bool heeds_loss_;
 
   Incoming incoming_;

@@ -84,69 +84,59 @@ private:
 RailsChannel::RailsChannel(int peer, std::vector<Connection> sockets, std::shared_ptr<RailsContext> context)
     : Channel(peer),
       context_(std::move(context)),
-      in_use_(static_cast<std::size_t>(
-                  std::ranges::count_if(sockets, [](const Connection& socket) { return !socket.is_reserve; })),
-              sockets.size()),
-      shares_path_(!in_use_.are_all()),
+      used_count_(static_cast<std::size_t>(
+          std::ranges::count_if(sockets, [](const Connection& socket) { return !socket.is_reserve; }))),
+      shares_path_(used_count_ < sockets.size()),
       received_at_(Clock::now()),
       health_check_at_(received_at_) {
   int index = 0;
   for (Connection& socket : sockets) rails_.push_back(std::make_unique<Rail>(std::move(socket), index++));
-  if (!shares_path_) limit_unsent();
+  // What one connection carries that takes each lost packet for a full path is far from what the path would.
+  if (rails_.front()->is_far() && rails_.front()->heeds_loss()) used_count_ = rails_.size();
+  if (used_count_ > 1) limit_unsent();
 }
 
 // What waits in a socket whose window is small is what an operation waits for at its end: the more rails, the less in
 // each of them.
 void RailsChannel::limit_unsent() {
-  for (const auto& rail : used()) rail->limit_unsent(most_far_unsent_bytes / in_use_.count());
+  for (const auto& rail : used()) rail->limit_unsent(most_far_unsent_bytes / used_count_);
 }
 
-// Uses reserves where they are needed, and no longer where they gain nothing.
-void RailsChannel::choose_rails_in_use(Clock::time_point now) {
-  if (!shares_path_) return;
-  using Limit = ConnectionBound::Limit;
+// Uses reserves where they are needed: what one's buffer does not hold, another's may.
+void RailsChannel::use_reserves() {
+  constexpr std::size_t factor = 4;
+  if (used_count_ == rails_.size()) return;
   bool any_living = false;
-  bool all_full = true;  // what one's buffer does not hold another's may
-  bool any_window = false;
-  double bytes_per_s = 0;
+  bool all_full = true;
   for (const auto& rail : used()) {
     if (!rail->is_living()) continue;
     any_living = true;
-    bytes_per_s += rail->bytes_per_s().value_or(0);
-    all_full &= rail->bound().limit() == Limit::buffer;
-    any_window |= rail->bound().limit() == Limit::window;
+    all_full &= rail->bound().is_buffer();
   }
-  const Limit limit = all_full ? Limit::buffer : any_window ? Limit::window : Limit::none;
-  const std::size_t before = in_use_.count();
-  if (any_living) {
-    const ConnectionBound& first = rails_.front()->bound();
-    if (!in_use_.observe(now, limit, bytes_per_s, first.looks(), first.queue_looks())) return;
-    tell_rails_in_use(before, limit);
-  } else if (!in_use_.are_all()) {
-    in_use_.use_all();
-  } else {
-    return;
-  }
+  if (!all_full) return;
+  const std::size_t before = std::exchange(used_count_, std::min(rails_.size(), used_count_ * factor));
+  if (any_living)
+    tell_reserves(before);
+  else
+    used_count_ = rails_.size();
   limit_unsent();
   for (const auto& rail : used()) rail->look_anew();
 }
 
-void RailsChannel::tell_rails_in_use(std::size_t before, ConnectionBound::Limit limit) const {
+void RailsChannel::tell_reserves(std::size_t before) const {
   if (!log_enabled(LogLevel::info)) return;
   const ConnectionInfo& info = rails_.front()->info();
-  const std::string what = limit == ConnectionBound::Limit::buffer ? "buffer" : "congestion window";
   const std::string of = before == 1 ? "one connection" : std::to_string(before) + " connections";
   log(LogLevel::info, context_->label(context_->own_rank),
       "communicator '" + context_->communicator + "': the path to rank " + std::to_string(context_->label(peer())) +
-          " (host " + info.host + ") over NIC " + info.interface + " takes " +
-          (in_use_.count() > before ? "more than the " + what + " of " + of : "no more by " + of) + "; " +
-          std::to_string(in_use_.count()) + " " + info.purpose + " connections share the stream from now on");
+          " (host " + info.host + ") over NIC " + info.interface + " takes more than the buffer of " + of + "; " +
+          std::to_string(used_count_) + " " + info.purpose + " connections share the stream from now on");
 }
 
 std::size_t RailsChannel::lead_bytes() {
   double path_bytes = 0;
   for (const auto& rail : used()) path_bytes += rail->path_bytes();
-  return std::max(min_lead_bytes * in_use_.count(), static_cast<std::size_t>(2 * path_bytes));
+  return std::max(min_lead_bytes * used_count_, static_cast<std::size_t>(2 * path_bytes));
 }
 
 std::size_t RailsChannel::try_send(std::span<const iovec> pieces) {
@@ -208,7 +198,7 @@ void RailsChannel::copy_late(Clock::time_point now) {
   constexpr double late_factor = 2;
   constexpr double late_s = 0.5;  // the rate of a connection that begins is known too late, and one lost packet is none
   constexpr double late_round_trips = 4;  // a lost packet may take three
-  if (in_use_.count() < 2 || now < copies_at_) return;
+  if (used_count_ < 2 || now < copies_at_) return;
   copies_at_ = now + copies_interval;
   for (const auto& rail : used()) {
     const double least_s = std::max(late_s, late_round_trips * rail->min_rtt_s());
@@ -447,7 +437,7 @@ void RailsChannel::maintain(Clock::time_point now) {
     rail->collect(now, pool_);
     rail->flush();
   }
-  choose_rails_in_use(now);
+  use_reserves();
   copy_late(now);
   if (now >= health_check_at_) {
     health_check_at_ = now + health_interval;

@@ -17,8 +17,9 @@ namespace holmes {
 // again on the others (what comes twice is dropped), say so in the log, and go on. The last rail is never given up:
 // when it ends, so does the stream.
 //
-// Over one far path there may be rails in reserve (Connection::is_reserve): used from when the first is what limits the
-// stream, as RailsInUse says, or when that one is lost. Before that the stream goes as over one connection.
+// Over one far path there may be rails in reserve (Connection::is_reserve). Where lost packets make windows small
+// (Rail::heeds_loss) all are used from the beginning. Else four times as many from when the buffers of those in use are
+// the limit, or these are lost; before that the stream goes as over one connection.
 class RailsChannel final : public Channel {
 public:
   RailsChannel(int peer, std::vector<Connection> sockets, std::shared_ptr<RailsContext> context);
@@ -45,7 +46,7 @@ private:
 
   // --- sending ---
   void assign(std::span<const iovec> pieces, std::uint64_t end, Clock::time_point now);
-  std::span<const std::unique_ptr<Rail>> used() const { return std::span(rails_).first(in_use_.count()); }
+  std::span<const std::unique_ptr<Rail>> used() const { return std::span(rails_).first(used_count_); }
   Rail* choose_rail(std::size_t bytes) const;
   Rail* find_idle_rail(const Rail& chosen, Clock::time_point now) const;
   bool is_window_open();
@@ -55,8 +56,8 @@ private:
   Rail* find_faster(const Rail& slow, std::size_t bytes, double limit_s) const;
 
   void limit_unsent();
-  void choose_rails_in_use(Clock::time_point now);
-  void tell_rails_in_use(std::size_t before, ConnectionBound::Limit limit) const;
+  void use_reserves();
+  void tell_reserves(std::size_t before) const;
 
   // --- receiving ---
   bool deliver(Sink& sink);
@@ -79,8 +80,8 @@ private:
 
   std::shared_ptr<RailsContext> context_;
   std::vector<std::unique_ptr<Rail>> rails_;
-  RailsInUse in_use_;  // the first ones; what follows is in reserve
-  bool shares_path_;   // with its reserves: what cuts one connection's path cuts that of all
+  std::size_t used_count_;  // the first ones; what follows is in reserve
+  bool shares_path_;        // with its reserves: what cuts one connection's path cuts that of all
   FramePool pool_;
 
   std::uint64_t sent_position_ = 0;      // of the stream: everything before it is in a socket
