@@ -38,6 +38,7 @@ __all__: list[str] = [
     "discover_gpus",
     "discover_nics",
     "env_variables",
+    "exchange_thread_compression",
     "host_identity",
     "host_name",
     "log_nics",
@@ -70,30 +71,46 @@ class EnvVariable:
 
 class Compression:
     """
-    How the hop between clusters of an all_reduce is compressed (docs/hierarchy.md). With error feedback it keeps what
-    compression left out of this rank's share and adds it the next time: use one object for each tensor then. Thread-safe.
+    How the hop between clusters of an all_reduce, reduce_scatter or all_gather of float32 is compressed (docs/hierarchy.md).
+    One that keeps something of its tensor (error_feedback, differences) is for one tensor. Thread-safe.
     A copy, pickled or not, has kept nothing yet.
     """
-    def __getstate__(self) -> tuple[str, bool]: ...
-    def __init__(self, codec: str, *, error_feedback: bool = False) -> None:
+    def __getstate__(self) -> tuple[str, bool, bool, bool]: ...
+    def __init__(
+        self, codec: str, *, rotation: bool = False, error_feedback: bool = False, differences: bool = False
+    ) -> None:
         """
-        `codec`: 'bf16' (half the bytes) or 'int8' (about a quarter; one scale per 256 values). Local.
+        `codec`: 'bf16' (half the bytes), 'int8' (about a quarter) or 'int4' (about an eighth; both with one scale per 256
+        values). `rotation`: integers of each 256 values after a Hadamard rotation, which spreads the error of large ones.
+        `error_feedback`: what was left out of this rank's share is kept and added the next time. `differences`: an
+        all_gather sends only what has changed since the one before, the first one everything as it is. Local.
+        Raises UsageError for another codec, or a rotation of bf16.
         """
     def __repr__(self) -> str: ...
     def __setstate__(self, arg0: tuple) -> None: ...
     def reset(self) -> None:
         """
-        Forgets what was left out. Local. Raises UsageError while an operation uses it.
+        Forgets what it keeps; on all ranks alike. Local. Raises UsageError while an operation uses it.
         """
     @property
     def codec(self) -> str:
         """
-        'bf16' or 'int8'.
+        'bf16', 'int8' or 'int4'.
+        """
+    @property
+    def differences(self) -> bool:
+        """
+        Whether an all_gather sends what has changed.
         """
     @property
     def error_feedback(self) -> bool:
         """
         Whether it keeps what is left out.
+        """
+    @property
+    def rotation(self) -> bool:
+        """
+        Whether blocks are rotated.
         """
 
 class CommunicatorOptions:
@@ -564,10 +581,12 @@ class Communicator:
         input: typing.Any,
         async_op: bool = False,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        compression: Compression | None = None,
     ) -> typing.Any:
         """
         Collective: `output` is one buffer of `size` equal parts, or a list of `size` buffers (which may differ in count:
-        the uneven form); part r becomes rank r's `input`. `input` may be this rank's part of `output`.
+        the uneven form); part r becomes rank r's `input`. `input` may be this rank's part of `output`. `compression`: as in
+        reduce_scatter; all ranks have the same bits, this rank's part included.
 
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
@@ -730,12 +749,14 @@ class Communicator:
         op: str = "sum",
         async_op: bool = False,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        compression: Compression | None = None,
         premultiply: typing.SupportsFloat | typing.SupportsIndex | None = None,
     ) -> typing.Any:
         """
         Collective: `input` is one buffer, cut into `size` equal parts, or a list of `size` buffers (which may differ in
         count); part r, reduced over all ranks, lands in `output` of rank r. `output` may be this rank's part of
-        `input`, else they must not overlap. `premultiply`: as in all_reduce.
+        `input`, else they must not overlap. `compression`: as in all_reduce, where all parts have one count and the clusters
+        as many ranks each; else not compressed. `premultiply`: as in all_reduce.
 
         All buffers are contiguous host memory: torch CPU tensors, numpy arrays, anything with DLPack or the buffer
         protocol. `op` is one of 'sum', 'avg', 'min', 'max', 'product', 'band', 'bor', 'bxor'. With async_op=True returns a Work
@@ -1083,6 +1104,12 @@ def discover_nics(sysfs_root: str | None = None) -> list[Nic]:
 def env_variables() -> list[EnvVariable]:
     """
     All environment variables that Holmes reads. Local.
+    """
+
+def exchange_thread_compression(compression: Compression | None = None) -> Compression:
+    """
+    What operations that this thread starts are compressed with where they can be, from now on; returns what it was. See
+    holmes_comm.compressed. Local.
     """
 
 def host_identity() -> str:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from holmes_comm.clusters import GroupOptions
     from holmes_comm.communicator import init
+    from holmes_comm.compression import compressed
     from holmes_comm.errors import (
         AbortedError,
         CommunicatorError,
@@ -83,6 +84,7 @@ __all__ = [
     "UnreachableError",
     "UsageError",
     "Work",
+    "compressed",
     "discover_nics",
     "empty",
     "flight_record",
@@ -111,6 +113,7 @@ _HOMES = {
         "Work",
     ),
     "communicator": ("init",),
+    "compression": ("compressed",),
     "nics": ("Nic", "NicSelection", "discover_nics"),
     "process_metrics": ("Metrics", "metrics"),
     "recorder": ("flight_record",),

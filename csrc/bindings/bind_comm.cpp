@@ -232,39 +232,49 @@ void bind_communicator(py::module_& module) {
   def_quick(
       type, "reduce_scatter",
       [](Communicator& self, const py::object& output, const py::object& input, const std::string& op, bool async_op,
-         const TimeoutSeconds& timeout_s, const std::optional<double>& premultiply) {
+         const TimeoutSeconds& timeout_s, const std::optional<std::shared_ptr<Compression>>& compression,
+         const std::optional<double>& premultiply) {
         Buffer out = to_buffer(output, {"reduce_scatter: output", true, async_op, self.device()});
         const py::object inputs = kept(input);
         std::vector<Buffer> in =
             per_rank(inputs, self.size(), {"reduce_scatter: input", false, async_op, self.device()});
         const ReduceOp reduction = reduce_op_from_name(op);
         return run(self, async_op, [&] {
-          return self.reduce_scatter(std::move(out), std::move(in), reduction,
-                                     reduction_options(self, async_op, timeout_s, premultiply));
+          CallOptions options = reduction_options(self, async_op, timeout_s, premultiply);
+          options.compression = compression.value_or(nullptr);
+          return self.reduce_scatter(std::move(out), std::move(in), reduction, std::move(options));
         });
       },
       "output"_a, "input"_a, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(),
-      "premultiply"_a = py::none(),
+      "compression"_a = py::none(), "premultiply"_a = py::none(),
       doc("Collective: `input` is one buffer, cut into `size` equal parts, or a list of `size` buffers (which may "
           "differ in\n"
           "count); part r, reduced over all ranks, lands in `output` of rank r. `output` may be this rank's part "
           "of\n"
-          "`input`, else they must not overlap. `premultiply`: as in all_reduce.")
+          "`input`, else they must not overlap. `compression`: as in all_reduce, where all parts have one count and "
+          "the "
+          "clusters\n"
+          "as many ranks each; else not compressed. `premultiply`: as in all_reduce.")
           .c_str());
   def_quick(
       type, "all_gather",
       [](Communicator& self, const py::object& output, const py::object& input, bool async_op,
-         const TimeoutSeconds& timeout_s) {
+         const TimeoutSeconds& timeout_s, const std::optional<std::shared_ptr<Compression>>& compression) {
         const py::object outputs = kept(output);
         std::vector<Buffer> out = per_rank(outputs, self.size(), {"all_gather: output", true, async_op, self.device()});
         Buffer in = to_buffer(input, {"all_gather: input", false, async_op, self.device()});
-        return run(self, async_op,
-                   [&] { return self.all_gather(std::move(out), std::move(in), call_options(async_op, timeout_s)); });
+        return run(self, async_op, [&] {
+          CallOptions options = call_options(async_op, timeout_s);
+          options.compression = compression.value_or(nullptr);
+          return self.all_gather(std::move(out), std::move(in), std::move(options));
+        });
       },
-      "output"_a, "input"_a, "async_op"_a = false, "timeout_s"_a = py::none(),
+      "output"_a, "input"_a, "async_op"_a = false, "timeout_s"_a = py::none(), "compression"_a = py::none(),
       doc("Collective: `output` is one buffer of `size` equal parts, or a list of `size` buffers (which may differ "
           "in count:\n"
-          "the uneven form); part r becomes rank r's `input`. `input` may be this rank's part of `output`.")
+          "the uneven form); part r becomes rank r's `input`. `input` may be this rank's part of `output`. "
+          "`compression`: as in\n"
+          "reduce_scatter; all ranks have the same bits, this rank's part included.")
           .c_str());
   def_quick(
       type, "broadcast",

@@ -69,30 +69,60 @@ void bind_env(py::module_& module) {
 
 void bind_compression(py::module_& module) {
   using holmes::Compression;
+  const auto codec_name = [](const Compression& self) { return std::string(holmes::name(self.codec())); };
+  const auto has_rotation = [](const Compression& self) { return holmes::is_rotated(self.codec()); };
+  const auto make = [](const std::string& codec, bool rotation, bool error_feedback, bool differences) {
+    return std::make_shared<Compression>(Compression::Settings{.codec = holmes::codec_from_name(codec, rotation),
+                                                               .error_feedback = error_feedback,
+                                                               .differences = differences});
+  };
   py::class_<Compression, std::shared_ptr<Compression>>(
       module, "Compression",
-      "How the hop between clusters of an all_reduce is compressed (docs/hierarchy.md). With error feedback it keeps "
-      "what\n"
-      "compression left out of this rank's share and adds it the next time: use one object for each tensor then. "
+      "How the hop between clusters of an all_reduce, reduce_scatter or all_gather of float32 is compressed "
+      "(docs/hierarchy.md).\nOne that keeps something of its tensor (error_feedback, differences) is for one tensor. "
       "Thread-safe.\nA copy, pickled or not, has kept nothing yet.")
-      .def(py::init<const std::string&, bool>(), "codec"_a, py::kw_only(), "error_feedback"_a = false,
-           "`codec`: 'bf16' (half the bytes) or 'int8' (about a quarter; one scale per 256 values). Local.")
-      .def_property_readonly("codec", &Compression::codec_name, "'bf16' or 'int8'.")
-      .def_property_readonly("error_feedback", &Compression::has_error_feedback, "Whether it keeps what is left out.")
+      .def(py::init(make), "codec"_a, py::kw_only(), "rotation"_a = false, "error_feedback"_a = false,
+           "differences"_a = false,
+           "`codec`: 'bf16' (half the bytes), 'int8' (about a quarter) or 'int4' (about an eighth; both with one scale "
+           "per 256\nvalues). `rotation`: integers of each 256 values after a Hadamard rotation, which spreads the "
+           "error of large ones.\n`error_feedback`: what was left out of this rank's share is kept and added the next "
+           "time. `differences`: an\nall_gather sends only what has changed since the one before, the first one "
+           "everything as it is. Local.\nRaises UsageError for another codec, or a rotation of bf16.")
+      .def_property_readonly("codec", codec_name, "'bf16', 'int8' or 'int4'.")
+      .def_property_readonly("rotation", has_rotation, "Whether blocks are rotated.")
+      .def_property_readonly(
+          "error_feedback", [](const Compression& self) { return self.settings().error_feedback; },
+          "Whether it keeps what is left out.")
+      .def_property_readonly(
+          "differences", [](const Compression& self) { return self.settings().differences; },
+          "Whether an all_gather sends what has changed.")
       .def("reset", &Compression::reset,
-           "Forgets what was left out. Local. Raises UsageError while an operation uses it.")
+           "Forgets what it keeps; on all ranks alike. Local. Raises UsageError while an operation uses it.")
       .def("__repr__",
-           [](const Compression& self) {
-             const std::string feedback = self.has_error_feedback() ? ", error_feedback=True" : "";
-             return "Compression('" + std::string(self.codec_name()) + "'" + feedback + ")";
+           [=](const Compression& self) {
+             std::string text = "Compression('" + codec_name(self) + "'";
+             if (has_rotation(self)) text += ", rotation=True";
+             if (self.settings().error_feedback) text += ", error_feedback=True";
+             if (self.settings().differences) text += ", differences=True";
+             return text + ")";
            })
       .def(py::pickle(
-          [](const Compression& self) {
-            return py::make_tuple(std::string(self.codec_name()), self.has_error_feedback());
+          [=](const Compression& self) {
+            return py::make_tuple(codec_name(self), has_rotation(self), self.settings().error_feedback,
+                                  self.settings().differences);
           },
-          [](const py::tuple& state) {
-            return std::make_shared<Compression>(state[0].cast<std::string>(), state[1].cast<bool>());
+          [=](const py::tuple& state) {
+            return make(state[0].cast<std::string>(), state[1].cast<bool>(), state[2].cast<bool>(),
+                        state[3].cast<bool>());
           }));
+  module.def(
+      "exchange_thread_compression",
+      [](const std::optional<std::shared_ptr<Compression>>& compression) {
+        return holmes::exchange_thread_compression(compression.value_or(nullptr));
+      },
+      "compression"_a = py::none(),
+      "What operations that this thread starts are compressed with where they can be, from now on; returns what "
+      "it was. See\nholmes_comm.compressed. Local.");
 }
 
 }  // namespace

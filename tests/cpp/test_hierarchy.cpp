@@ -123,9 +123,12 @@ void check_compression(Communicator& comm) {
   for (std::size_t i = 0; i < count; ++i)
     input[i] = std::sin(static_cast<float>(i % 1000)) * static_cast<float>(comm.rank() + 1);
   std::vector<float> data(count);
-  for (const std::string codec : {"bf16", "int8"}) {
+  for (const Codec codec : {Codec::bf16, Codec::int8, Codec::int8_rotated, Codec::int4_rotated}) {
     for (const bool error_feedback : {false, true}) {
-      const auto compression = std::make_shared<Compression>(codec, error_feedback);
+      const auto compression =
+          std::make_shared<Compression>(Compression::Settings{.codec = codec, .error_feedback = error_feedback});
+      // With feedback of two steps; rotated, of all values of a block together.
+      const double most = codec == Codec::int4_rotated ? 1.0 : codec == Codec::int8_rotated ? 1.0 / 20 : 1.0 / 60;
       double drift = 0;
       std::vector<double> total(100);
       for (int step = 0; step < steps; ++step) {
@@ -133,25 +136,86 @@ void check_compression(Communicator& comm) {
         comm.all_reduce(buffer(data, DType::float32), ReduceOp::sum, {.compression = compression})->wait();
         const double scale = comm.size() * (comm.size() + 1) / 2;
         for (std::size_t i = 0; i < count; i += 97)
-          CHECK(std::abs(data[i] - std::sin(static_cast<float>(i % 1000)) * scale) < scale / 60);
+          CHECK(std::abs(data[i] - std::sin(static_cast<float>(i % 1000)) * scale) < scale * most);
         for (std::size_t i = 0; i < total.size(); ++i) total[i] += data[i];
         if (step == 0) check_identical(comm, data.data(), count * sizeof(float));
         for (std::size_t i = 0; i < total.size(); ++i)
           drift = std::max(drift, std::abs(total[i] - std::sin(static_cast<float>(i)) * scale * (step + 1)));
       }
       if (comm.rank() == 0)
-        std::printf("%s %s feedback: largest error of a sum of %d steps %g\n", codec.c_str(),
-                    error_feedback ? "with" : "without", steps, drift);
+        std::printf("%s%s %s feedback: largest error of a sum of %d steps %g\n", std::string(name(codec)).c_str(),
+                    is_rotated(codec) ? " rotated" : "", error_feedback ? "with" : "without", steps, drift);
     }
   }
   // An infinity stays one, or becomes NaN; never finite.
   data.assign(count, 1);
   if (comm.rank() == 0) data[5] = INFINITY;
   comm.all_reduce(buffer(data, DType::float32), ReduceOp::avg,
-                  {.compression = std::make_shared<Compression>("int8", false)})
+                  {.compression = std::make_shared<Compression>(Compression::Settings{.codec = Codec::int8})})
       ->wait();
   CHECK(!std::isfinite(data[5]));
   CHECK(std::abs(data[count - 1] - 1) < 1e-5);
+}
+
+// Clusters of equal size: a reduce_scatter that is compressed over steps, and an all_gather of what it makes, whole and
+// of differences, as of a sharded optimizer.
+void check_compressed_shards(Communicator& comm) {
+  constexpr std::size_t count = 100'003;
+  const auto size = static_cast<std::size_t>(comm.size());
+  const auto rank = static_cast<std::size_t>(comm.rank());
+  std::vector<float> gradients(count * size), shard(count), values(count * size), mine(count);
+  const auto gradient = [](std::size_t i) { return std::sin(static_cast<float>(i % 1000)); };
+  for (std::size_t i = 0; i < gradients.size(); ++i) gradients[i] = gradient(i) * static_cast<float>(rank + 1);
+  const auto parts = [&](std::vector<float>& whole) {
+    std::vector<Buffer> buffers;
+    for (std::size_t r = 0; r < size; ++r)
+      buffers.push_back({whole.data() + r * count, count, DType::float32, nullptr});
+    return buffers;
+  };
+  for (const Codec codec : {Codec::bf16, Codec::int8, Codec::int4_rotated}) {
+    const double most = codec == Codec::int4_rotated ? 1.0 : 1.0 / 60;
+    const auto scatter = std::make_shared<Compression>(Compression::Settings{.codec = codec, .error_feedback = true});
+    const auto gather = std::make_shared<Compression>(
+        Compression::Settings{.codec = codec, .error_feedback = true, .differences = true});
+    const auto whole = std::make_shared<Compression>(Compression::Settings{.codec = codec});
+    std::vector<double> total(100);
+    std::ranges::fill(mine, 100.0F);
+    for (int step = 1; step <= 5; ++step) {
+      comm.reduce_scatter({shard.data(), count, DType::float32, nullptr}, parts(gradients), ReduceOp::avg,
+                          {.compression = scatter})
+          ->wait();
+      const double scale = static_cast<double>(size + 1) / 2;
+      for (std::size_t i = 0; i < count; i += 97)
+        CHECK(std::abs(shard[i] - gradient(rank * count + i) * scale) < scale * most);
+      for (std::size_t i = 0; i < total.size(); ++i) {
+        total[i] += shard[i];
+        CHECK(std::abs(total[i] - gradient(rank * count + i) * scale * step) < 2 * scale * most);
+      }
+      for (std::size_t i = 0; i < count; ++i) mine[i] -= 0.01F * shard[i];
+      comm.all_gather(parts(values), {mine.data(), count, DType::float32, nullptr}, {.compression = gather})->wait();
+      check_identical(comm, values.data(), values.size() * sizeof(float));
+      // Of 100 the code alone would lose 0.4 (int8): only what changed goes over, and the first time all as it is.
+      for (std::size_t i = 0; i < count; i += 97)
+        CHECK(std::abs(values[rank * count + i] - mine[i]) <= (step == 1 ? 0 : 0.02 * scale * most));
+      mine.assign(values.begin() + static_cast<std::ptrdiff_t>(rank * count),
+                  values.begin() + static_cast<std::ptrdiff_t>((rank + 1) * count));
+      comm.all_gather(parts(values), {shard.data(), count, DType::float32, nullptr}, {.compression = whole})->wait();
+      check_identical(comm, values.data(), values.size() * sizeof(float));
+      for (std::size_t i = 0; i < count; i += 97) CHECK(std::abs(values[rank * count + i] - shard[i]) < scale * most);
+    }
+  }
+  // As the thread says, where it can be; and no longer.
+  const auto before = exchange_thread_compression(std::make_shared<Compression>(Compression::Settings{}));
+  CHECK(!before);
+  std::vector<float> ones(count, 1.0F + 1.0F / 1024);
+  comm.all_reduce(buffer(ones, DType::float32), ReduceOp::sum)->wait();
+  CHECK(ones[7] == static_cast<float>(size));
+  ones.assign(count, 1.0F + 1.0F / 1024);
+  comm.all_reduce(buffer(ones, DType::float32), ReduceOp::max)->wait();
+  CHECK(ones[7] == 1.0F + 1.0F / 1024);
+  exchange_thread_compression(nullptr);
+  comm.all_reduce(buffer(ones, DType::float32), ReduceOp::sum)->wait();
+  CHECK(ones[7] == (1.0F + 1.0F / 1024) * static_cast<float>(size));
 }
 
 void check_measured(Communicator& comm, bool is_wide) {
@@ -212,7 +276,7 @@ void check_never(Communicator& comm) {
   check_large(comm);
   std::vector<float> data(70001, 1);
   comm.all_reduce(buffer(data, DType::float32), ReduceOp::sum,
-                  {.compression = std::make_shared<Compression>("bf16", false)})
+                  {.compression = std::make_shared<Compression>(Compression::Settings{})})
       ->wait();
   for (const float value : data) CHECK(value == static_cast<float>(comm.size()));
   const auto part = comm.split(comm.rank() < 2 ? 0 : 1, comm.rank());
@@ -282,6 +346,7 @@ int main() {
   // Without NICs of their own, the ranks of a cluster use the shared ones.
   run_clusters({0, 0, 1, 1}, 0, check_large, [](CommunicatorOptions& options) { options.cluster_nics.clear(); });
   run_clusters({0, 0, 1, 1, 1}, 0, check_compression);
+  run_clusters({0, 1, 0, 1}, 0, check_compressed_shards);
   // Of many ranks: what all of them are in is wide, and so are the larger clusters.
   const auto make_wide = [](CommunicatorOptions& options) { options.wide_min_ranks = 4; };
 #if defined(__SANITIZE_THREAD__)  // six minutes with all

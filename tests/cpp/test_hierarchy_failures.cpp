@@ -61,7 +61,7 @@ void check_mismatches() {
   check_mismatch([](Communicator& comm) { all_reduce(comm, count, DType::int32); });
   check_mismatch([](Communicator& comm) {
     all_reduce(comm, count, DType::float32, ReduceOp::sum,
-               {.compression = std::make_shared<Compression>("bf16", false)});
+               {.compression = std::make_shared<Compression>(Compression::Settings{})});
   });
   check_mismatch([](Communicator& comm) { comm.barrier({})->wait(); });
   check_mismatch([](Communicator& comm) {
@@ -73,7 +73,8 @@ void check_mismatches() {
 
 void check_usage() {
   run_clusters({0, 0, 1, 1}, 0, [](Communicator& comm) {
-    const CallOptions compressed{.compression = std::make_shared<Compression>("int8", true)};
+    const CallOptions compressed{.compression = std::make_shared<Compression>(
+                                     Compression::Settings{.codec = Codec::int8, .error_feedback = true})};
     raised<UsageError>([&] { all_reduce(comm, 10, DType::float64, ReduceOp::sum, compressed); });
     raised<UsageError>([&] { all_reduce(comm, 10, DType::float32, ReduceOp::max, compressed); });
     raised<UsageError>([&] { comm.barrier(compressed); });
@@ -90,7 +91,7 @@ void check_usage() {
   run_communicators(2, Transport::tcp, [](Communicator& comm) {
     raised<UsageError>([&] {
       all_reduce(comm, 10, DType::float32, ReduceOp::sum,
-                 {.compression = std::make_shared<Compression>("bf16", false)});
+                 {.compression = std::make_shared<Compression>(Compression::Settings{})});
     });
     all_reduce(comm, 10);
   });

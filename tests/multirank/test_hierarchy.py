@@ -75,6 +75,69 @@ def test_compression_needs_clusters_and_sums_of_float32() -> None:
     run_clusters(list("aa"), one_cluster)
 
 
+def test_what_a_thread_says_is_of_its_block() -> None:
+    """The inner block counts, an error leaves it as it was, and what cannot be compressed goes as ever."""
+
+    def body(comm: Any) -> None:
+        exact = 1 + 2**-10  # not a bf16
+
+        def reduced(op: str = "avg", dtype: str = "float32") -> float:
+            data = np.full(1000, exact, dtype=dtype)
+            comm.all_reduce(data, op)
+            return float(data[0])
+
+        with holmes_comm.compressed(holmes_comm.Compression("bf16")):
+            assert reduced() == 1
+            assert (reduced("max"), reduced(dtype="float64")) == (exact, exact)
+            with holmes_comm.compressed(None):
+                assert reduced() == exact
+            with pytest.raises(ZeroDivisionError), holmes_comm.compressed(None):
+                _ = 1 / 0
+            assert reduced() == 1
+        assert reduced() == exact
+
+    run_clusters(list("aabb"), body, hierarchical_min_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("codec", "options", "said"),
+    [
+        ("int2", {}, "compression 'int2' does not exist; use one of: bf16, int8, int4"),
+        ("bf16", {"rotation": True}, "bf16 has no scale"),
+    ],
+)
+def test_codecs_that_do_not_exist(codec: str, options: dict[str, bool], said: str) -> None:
+    with pytest.raises(holmes_comm.UsageError, match=said):
+        holmes_comm.Compression(codec, **options)
+
+
+@pytest.mark.parametrize("clusters", [list("aabb"), list("aab")])
+@pytest.mark.parametrize("count", [0, 1])
+def test_error_feedback_of_fewer_values_than_ranks(clusters: list[str], count: int) -> None:
+    def body(comm: Any) -> None:
+        compression = holmes_comm.Compression("int8", error_feedback=True)
+        for _ in range(3):
+            data = np.full(count, comm.rank + 1, dtype="float32")
+            comm.all_reduce(data, compression=compression)
+            assert data == pytest.approx([comm.size * (comm.size + 1) / 2] * count, rel=0.01)
+        compression.reset()
+
+    run_clusters(clusters, body, hierarchical_min_bytes=0)
+
+
+def test_error_feedback_refuses_another_count_on_all_ranks() -> None:
+    def body(comm: Any) -> None:
+        compression = holmes_comm.Compression("int8", error_feedback=True)
+        comm.all_reduce(np.ones(4, dtype="float32"), compression=compression)
+        for count in (3, 0):  # one rank's share changes; the others' are empty
+            with pytest.raises(holmes_comm.UsageError, match=f"rest of 4 values, and the tensor now has {count}; give"):
+                comm.all_reduce(np.ones(count, dtype="float32"), compression=compression, timeout_s=10)
+        compression.reset()
+        comm.all_reduce(np.ones(3, dtype="float32"), compression=compression)
+
+    run_clusters(list("aaabb"), body, hierarchical_min_bytes=0)
+
+
 def test_all_ranks_or_none_name_a_cluster() -> None:
     with pytest.raises(holmes_comm.NicError, match=r"rank 1 .* names no cluster, but rank 0 names 'a'"):
         run_clusters(["a", "", "b"], lambda comm: None)

@@ -29,7 +29,8 @@ PUBLIC = {
     AbortedError AtomicStore Communicator CommunicatorError Compression GroupOptions HolmesError IntegrityError
     JobError LocalStore
     Metrics MismatchError NcclCommunicator NcclGroup NcclProfile Nic NicError NicSelection PeerLostError PrefixStore
-    ProtocolError Store SystemError TcpStore TimeoutError UnreachableError UsageError Work discover_nics
+    ProtocolError Store SystemError TcpStore TimeoutError UnreachableError UsageError Work compressed
+    discover_nics
     empty flight_record init metrics shared_tensors
     """,
 }

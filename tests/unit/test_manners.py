@@ -67,9 +67,11 @@ def test_nics_are_equal_where_their_data_are(recorded_nics):
 
 @pytest.mark.parametrize("how", COPIES)
 def test_a_copy_of_a_compression_begins_anew(how):
-    for codec, feedback in (("bf16", False), ("int8", True)):
-        twin = COPIES[how](Compression(codec, error_feedback=feedback))
-        assert (twin.codec, twin.error_feedback) == (codec, feedback)
+    for codec, kept in (("bf16", False), ("int4", True)):
+        options = {"rotation": kept, "error_feedback": kept, "differences": kept}
+        twin = COPIES[how](Compression(codec, **options))
+        assert twin.codec == codec
+        assert all(getattr(twin, name) is kept for name in options)
 
 
 def in_a_worker(given, answer):
@@ -90,7 +92,9 @@ def test_a_spawned_worker_is_given_all_of_them(recorded_nics):
 
 
 def test_what_is_shown_says_what_it_is():
-    assert repr(Compression("int8", error_feedback=True)) == "Compression('int8', error_feedback=True)"
+    every = Compression("int8", rotation=True, error_feedback=True, differences=True)
+    assert repr(every) == "Compression('int8', rotation=True, error_feedback=True, differences=True)"
+    assert repr(Compression("bf16")) == "Compression('bf16')"
     assert repr(LocalStore()) == "<LocalStore>"
     server = holmes_comm.TcpStore("127.0.0.1", 0, True, secret="shown to nobody: 0123456789")
     assert repr(server) == f"<TcpStore at 127.0.0.1:{server.port}, served here>"

@@ -1,6 +1,7 @@
 #include "holmes/collectives/collective_header.hpp"
 
 #include "holmes/core/error.hpp"
+#include "holmes/reduce/codec.hpp"
 
 namespace holmes {
 namespace {
@@ -11,9 +12,12 @@ constexpr std::int32_t no_root = -1;
 // Above it -1, which is "none".
 constexpr std::int32_t first_digest = -2;
 
-std::string_view compression_suffix(Form form) {
-  if (form == Form::hierarchical_bf16) return " with bf16 compression";
-  return form == Form::hierarchical_int8 ? " with int8 compression" : "";
+std::string compression_suffix(Form form) {
+  if (form == Form::hierarchical) return "";
+  const auto number = static_cast<std::uint8_t>(form);
+  const auto codec = static_cast<Codec>(number & ~form_of_differences);
+  return " with " + std::string(name(codec)) + " compression" + (is_rotated(codec) ? ", rotated" : "") +
+         (number & form_of_differences ? ", of differences" : "");
 }
 
 std::string describe(const CollectiveHeader& header) {
@@ -29,7 +33,7 @@ std::string describe(const CollectiveHeader& header) {
            std::to_string(header.expected_bytes) + " bytes)";
   }
   if (header.form != Form::flat)
-    return text + ", hierarchical" + std::string(compression_suffix(header.form)) + ", of " +
+    return text + ", hierarchical" + compression_suffix(header.form) + ", of " +
            std::to_string(header.announced_bytes) + " bytes";
   return text + ", sending " + std::to_string(header.payload_bytes) + " and expecting " +
          std::to_string(header.expected_bytes) + " bytes";

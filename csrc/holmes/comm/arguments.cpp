@@ -37,10 +37,10 @@ void Arguments::check_equal_count(const char* operation, const Buffer& output, c
 
 void Arguments::check_not_compressed(const CallOptions& call) const {
   if (call.compression)
-    throw UsageError(
-        "communicator '" + options_.name +
-        "': compression is for all_reduce over a group that spans clusters; leave it out here, or give each "
-        "rank its cluster's name when the communicator is made");
+    throw UsageError("communicator '" + options_.name +
+                     "': compression is for all_reduce, reduce_scatter and all_gather over a group that spans "
+                     "clusters; leave it out here, or give each "
+                     "rank its cluster's name when the communicator is made");
 }
 
 }  // namespace holmes

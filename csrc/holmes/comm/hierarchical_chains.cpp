@@ -1,6 +1,9 @@
 #include "holmes/comm/hierarchical_chains.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <optional>
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/no_memory.hpp"
@@ -14,32 +17,138 @@ ReduceOp between_clusters(ReduceOp op) { return op == ReduceOp::avg ? ReduceOp::
 
 std::vector<WorkPtr> one(WorkPtr work) { return {std::move(work)}; }
 
-// The crossing of one rank's share of a piece, compressed: every rank gets all encoded shares, its own too, and adds
-// them up in cluster order, so that all of them have the same bits.
+// What crosses of one piece, encoded: a part for each cluster.
+struct EncodedParts {
+  Codec codec;
+  std::vector<Buffer> parts;  // by cluster; what has come, or is to go
+
+  EncodedParts(Codec codec_, ScratchPool& scratch, int clusters, std::size_t count, int left_out = -1) : codec(codec_) {
+    const std::size_t bytes = encoded_bytes(codec, count);
+    const Buffer all = scratch.take(bytes * static_cast<std::size_t>(clusters), DType::uint8);
+    for (int cluster = 0; cluster < clusters; ++cluster)
+      parts.push_back(
+          slice(all, {bytes * static_cast<std::size_t>(cluster), cluster == left_out ? std::size_t{0} : bytes}));
+  }
+  const Buffer& of(int cluster) const { return parts[static_cast<std::size_t>(cluster)]; }
+  void encode_to(int cluster, const float* values, std::size_t count, float* residual) const {
+    encode(codec, values, count, of(cluster).begin(), residual);
+  }
+  void decode_from(int cluster, float* values, std::size_t count, bool add) const {
+    decode(codec, of(cluster).begin(), count, values, add);
+  }
+};
+
+float* floats(const Buffer& buffer) { return static_cast<float*>(buffer.data); }
+
+// Of `kept`, which may be null, from the value numbered `begin` on.
+std::shared_ptr<float> from(const std::shared_ptr<float>& kept, std::size_t begin) {
+  return kept ? std::shared_ptr<float>(kept, kept.get() + begin) : nullptr;
+}
+
+// The crossing of one rank's share of a piece of an all_reduce: every rank gets all encoded shares, its own too, and
+// adds them up in cluster order, so that all of them have the same bits.
 struct CompressedShare {
-  std::shared_ptr<Compression> compression;
+  Crossing crossing;
   Buffer share;
-  std::shared_ptr<float> residual;  // null: no error feedback
-  std::vector<Buffer> encoded;      // by cluster
+  std::shared_ptr<float> residual;
+  std::optional<EncodedParts> encoded{};
 
   std::vector<WorkPtr> send(PartCommunicator& cross, ScratchPool& scratch, const CallOptions& call) {
-    const std::size_t bytes = encoded_bytes(compression->codec(), share.count);
-    const Buffer all = scratch.take(bytes * static_cast<std::size_t>(cross.size()), DType::uint8);
-    for (int cluster = 0; cluster < cross.size(); ++cluster)
-      encoded.push_back(slice(all, {bytes * static_cast<std::size_t>(cluster), bytes}));
-    const Buffer own = encoded[static_cast<std::size_t>(cross.rank())];
-    encode(compression->codec(), static_cast<const float*>(share.data), share.count, own.begin(), residual.get());
+    encoded.emplace(crossing.compression->codec(), scratch, cross.size(), share.count);
+    encoded->encode_to(cross.rank(), floats(share), share.count, residual.get());
     residual.reset();
-    return one(cross.all_gather(encoded, own, call));
+    return one(cross.all_gather(encoded->parts, encoded->of(cross.rank()), call));
   }
-
   void finish() {
-    bool add = false;
-    for (const Buffer& code : encoded) {
-      decode(compression->codec(), code.begin(), share.count, static_cast<float*>(share.data), add);
-      add = true;
+    for (int cluster = 0; cluster < static_cast<int>(encoded->parts.size()); ++cluster)
+      encoded->decode_from(cluster, floats(share), share.count, cluster > 0);
+    encoded.reset();
+    crossing = {};
+  }
+};
+
+// The crossing of a piece of a reduce_scatter: what other clusters are to get goes to them encoded, the own cluster's
+// part is left as it is.
+struct CompressedScatter {
+  Crossing crossing;
+  Buffer output;
+  std::shared_ptr<float> residual;
+  Buffer own{};
+  std::optional<EncodedParts> received{};
+
+  std::vector<WorkPtr> send(PartCommunicator& cross, ScratchPool& scratch, std::vector<Buffer> partial,
+                            const CallOptions& call) {
+    const Codec codec = crossing.compression->codec();
+    const EncodedParts sent(codec, scratch, cross.size(), output.count, cross.rank());
+    received.emplace(codec, scratch, cross.size(), output.count, cross.rank());
+    std::size_t done = 0;
+    for (int cluster = 0; cluster < cross.size(); ++cluster) {
+      if (cluster == cross.rank()) continue;
+      sent.encode_to(cluster, floats(partial[static_cast<std::size_t>(cluster)]), output.count,
+                     residual ? residual.get() + done : nullptr);
+      done += output.count;
     }
-    encoded.clear();
+    residual.reset();
+    own = partial[static_cast<std::size_t>(cross.rank())];
+    return one(cross.all_to_all(received->parts, sent.parts, call));
+  }
+  // In cluster order.
+  void finish(int own_cluster) {
+    float* const sum = floats(output);
+    for (int cluster = 0; cluster < static_cast<int>(received->parts.size()); ++cluster) {
+      if (cluster != own_cluster) {
+        received->decode_from(cluster, sum, output.count, cluster > 0);
+        continue;
+      }
+      const float* const values = floats(own);
+      for (std::size_t i = 0; i < output.count; ++i) sum[i] = cluster > 0 ? sum[i] + values[i] : values[i];
+    }
+    received.reset();
+    own = {};
+    crossing = {};
+  }
+};
+
+// The crossing of a piece of an all_gather. Every rank decodes all parts, its own too, so that all have the same bits.
+struct CompressedGather {
+  Crossing crossing;
+  std::vector<Buffer> outputs;  // by cluster
+  Buffer input;
+  std::shared_ptr<float> residual;
+  std::vector<std::shared_ptr<float>> references;  // by cluster; empty without differences
+  std::shared_ptr<std::atomic<std::size_t>> pieces_left;
+  std::optional<EncodedParts> encoded{};
+
+  std::vector<WorkPtr> send(PartCommunicator& cross, ScratchPool& scratch, const CallOptions& call) {
+    if (crossing.kept.is_first) return one(cross.all_gather(outputs, input, call));
+    encoded.emplace(crossing.compression->codec(), scratch, cross.size(), input.count);
+    Buffer sent = input;
+    if (!references.empty()) {
+      sent = scratch.take(input.count, DType::float32);
+      const float* const reference = references[static_cast<std::size_t>(cross.rank())].get();
+      for (std::size_t i = 0; i < input.count; ++i) floats(sent)[i] = floats(input)[i] - reference[i];
+    }
+    encoded->encode_to(cross.rank(), floats(sent), input.count, residual.get());
+    return one(cross.all_gather(encoded->parts, encoded->of(cross.rank()), call));
+  }
+  void finish() {
+    for (std::size_t cluster = 0; cluster < outputs.size(); ++cluster) {
+      float* const output = floats(outputs[cluster]);
+      const std::size_t bytes = outputs[cluster].bytes();
+      float* const reference = references.empty() ? nullptr : references[cluster].get();
+      if (crossing.kept.is_first) {
+        std::memcpy(reference, output, bytes);
+        continue;
+      }
+      encoded->decode_from(static_cast<int>(cluster), reference ? reference : output, input.count,
+                           reference != nullptr);
+      if (reference) std::memcpy(output, reference, bytes);
+    }
+    encoded.reset();
+    residual.reset();
+    references.clear();
+    if (pieces_left->fetch_sub(1) == 1 && crossing.kept.reference) crossing.compression->complete_reference();
+    crossing = {};
   }
 };
 
@@ -70,20 +179,20 @@ std::vector<Buffer> HierarchicalChains::shares(const Buffer& data, const Run& pi
   return shares;
 }
 
-std::vector<Chain> HierarchicalChains::all_reduce(const Buffer& data, ReduceOp op,
-                                                  const std::shared_ptr<Compression>& compression) const {
+std::size_t HierarchicalChains::crossing_count(const Buffer& data) const {
+  const Hierarchy& at = parts_->hierarchy;
+  if (!at.owns_share()) return 0;
+  std::size_t count = 0;
+  for (const Run& piece : cut_into_pieces(data.count, data.dtype))
+    count += at.share(piece, at.index(), data.dtype).count;
+  return count;
+}
+
+std::vector<Chain> HierarchicalChains::all_reduce(const Buffer& data, ReduceOp op, const Crossing& crossing) const {
   const auto index = static_cast<std::size_t>(parts_->hierarchy.index());
-  const std::vector<Run> pieces = cut_into_pieces(data.count, data.dtype);
-  std::shared_ptr<float> residual;
-  if (compression && parts_->hierarchy.owns_share()) {
-    std::size_t count = 0;
-    for (const Run& piece : pieces) count += shares(data, piece)[index].count;
-    if (float* const memory = compression->acquire(count))
-      residual.reset(memory, [compression](float*) { compression->release(); });
-  }
   std::vector<Chain> chains;
   std::size_t done = 0;
-  for (const Run& piece : pieces) {
+  for (const Run& piece : cut_into_pieces(data.count, data.dtype)) {
     const std::vector<Buffer> parts = shares(data, piece);
     const Buffer own = parts[index];
     Chain chain;
@@ -91,9 +200,9 @@ std::vector<Chain> HierarchicalChains::all_reduce(const Buffer& data, ReduceOp o
       return one(self.parts_->scatter->reduce_scatter(own, parts, op, self.averaging_call()));
     };
     std::shared_ptr<CompressedShare> compressed;
-    if (parts_->cross && compression) {
-      compressed = std::make_shared<CompressedShare>(CompressedShare{compression, own, {}, {}});
-      if (residual) compressed->residual = {residual, residual.get() + done};
+    if (parts_->cross && crossing.compression) {
+      compressed =
+          std::make_shared<CompressedShare>(CompressedShare{crossing, own, from(crossing.kept.residual, done)});
       done += own.count;
       chain[1] = [self = *this, compressed] {
         return compressed->send(*self.parts_->cross, *self.parts_->scratch, self.call());
@@ -113,8 +222,9 @@ std::vector<Chain> HierarchicalChains::all_reduce(const Buffer& data, ReduceOp o
 }
 
 std::vector<Chain> HierarchicalChains::reduce_scatter(const Buffer& output, const std::vector<Buffer>& inputs,
-                                                      ReduceOp op) const {
+                                                      ReduceOp op, const Crossing& crossing) const {
   const Hierarchy& at = parts_->hierarchy;
+  const auto others = static_cast<std::size_t>(at.cluster_count() - 1);
   std::vector<Chain> chains;
   for (const Run& piece : cut_into_pieces(output.count, output.dtype)) {
     // What goes to the rank of this index in each cluster, summed over this cluster.
@@ -131,34 +241,61 @@ std::vector<Chain> HierarchicalChains::reduce_scatter(const Buffer& output, cons
       }
       return works;
     };
-    chain[1] = [self = *this, own = slice(output, piece), partial, op] {
-      return one(self.parts_->cross->reduce_scatter(own, std::move(*partial), between_clusters(op), self.call()));
-    };
+    if (crossing.compression) {
+      const auto compressed = std::make_shared<CompressedScatter>(
+          CompressedScatter{crossing, slice(output, piece), from(crossing.kept.residual, others * piece.begin)});
+      chain[1] = [self = *this, compressed, partial] {
+        return compressed->send(*self.parts_->cross, *self.parts_->scratch, std::move(*partial), self.call());
+      };
+      chain[2] = [compressed, cluster = at.cluster()] {
+        compressed->finish(cluster);
+        return std::vector<WorkPtr>();
+      };
+    } else {
+      chain[1] = [self = *this, own = slice(output, piece), partial, op] {
+        return one(self.parts_->cross->reduce_scatter(own, std::move(*partial), between_clusters(op), self.call()));
+      };
+    }
     chains.push_back(std::move(chain));
   }
   return chains;
 }
 
-std::vector<Chain> HierarchicalChains::all_gather(const std::vector<Buffer>& outputs, const Buffer& input) const {
+std::vector<Chain> HierarchicalChains::all_gather(const std::vector<Buffer>& outputs, const Buffer& input,
+                                                  const Crossing& crossing) const {
   const Hierarchy& at = parts_->hierarchy;
   std::vector<Chain> chains;
-  for (const Run& piece : cut_into_pieces(input.count, input.dtype)) {
+  const std::vector<Run> pieces = cut_into_pieces(input.count, input.dtype);
+  const auto pieces_left = std::make_shared<std::atomic<std::size_t>>(pieces.size());
+  for (const Run& piece : pieces) {
     const auto part = [&outputs, &piece](int rank) { return slice(outputs[static_cast<std::size_t>(rank)], piece); };
-    std::vector<Buffer> crossing;
-    for (const int rank : at.counterparts()) crossing.push_back(part(rank));
+    std::vector<Buffer> crossed;
+    for (const int rank : at.counterparts()) crossed.push_back(part(rank));
     std::vector<std::vector<Buffer>> inside;
     for (int k = 0; k < at.cluster_count(); ++k) {
       inside.emplace_back();
       for (const int rank : at.members(k)) inside.back().push_back(part(rank));
     }
     Chain chain;
-    chain[1] = [self = *this, crossing, own = slice(input, piece)] {
-      return one(self.parts_->cross->all_gather(crossing, own, self.call()));
-    };
-    chain[2] = [self = *this, crossing, inside] {
+    std::shared_ptr<CompressedGather> compressed;
+    if (crossing.compression) {
+      compressed = std::make_shared<CompressedGather>(CompressedGather{
+          crossing, crossed, slice(input, piece), from(crossing.kept.residual, piece.begin), {}, pieces_left});
+      for (std::size_t k = 0; crossing.kept.reference && k < crossed.size(); ++k)
+        compressed->references.push_back(from(crossing.kept.reference, k * input.count + piece.begin));
+      chain[1] = [self = *this, compressed] {
+        return compressed->send(*self.parts_->cross, *self.parts_->scratch, self.call());
+      };
+    } else {
+      chain[1] = [self = *this, crossed, own = slice(input, piece)] {
+        return one(self.parts_->cross->all_gather(crossed, own, self.call()));
+      };
+    }
+    chain[2] = [self = *this, crossed, inside, compressed] {
+      if (compressed) compressed->finish();
       std::vector<WorkPtr> works;
       for (std::size_t k = 0; k < inside.size(); ++k)
-        works.push_back(self.parts_->gather->all_gather(inside[k], crossing[k], self.call()));
+        works.push_back(self.parts_->gather->all_gather(inside[k], crossed[k], self.call()));
       return works;
     };
     chains.push_back(std::move(chain));

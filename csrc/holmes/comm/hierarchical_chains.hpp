@@ -42,6 +42,12 @@ struct HierarchicalParts {
   void fail(const Failure& failure) const;
 };
 
+// How what crosses is compressed, and what the compression keeps of it. Null: not at all.
+struct Crossing {
+  std::shared_ptr<Compression> compression{};
+  Compression::Kept kept{};
+};
+
 // Makes the chains of one operation. All ranks of the group do so with matching arguments.
 class HierarchicalChains {
 public:
@@ -49,18 +55,22 @@ public:
       : parts_(std::move(parts)), deadline_(deadline) {}
 
   // Per piece: reduce-scatter inside, all-reduce of the shares between, all-gather inside; all in place.
-  // Throws UsageError where `compression` (may be null) cannot be used.
-  std::vector<Chain> all_reduce(const Buffer& data, ReduceOp op, const std::shared_ptr<Compression>& compression) const;
+  std::vector<Chain> all_reduce(const Buffer& data, ReduceOp op, const Crossing& crossing) const;
   // Counts all equal, clusters of equal size. Per piece: for each cluster k a reduce-scatter inside of what its ranks
   // are to get, then a reduce-scatter between.
-  std::vector<Chain> reduce_scatter(const Buffer& output, const std::vector<Buffer>& inputs, ReduceOp op) const;
+  std::vector<Chain> reduce_scatter(const Buffer& output, const std::vector<Buffer>& inputs, ReduceOp op,
+                                    const Crossing& crossing) const;
   // Counts all equal, clusters of equal size. Per piece: all-gather between, then for each cluster an all-gather inside
   // of what came from it.
-  std::vector<Chain> all_gather(const std::vector<Buffer>& outputs, const Buffer& input) const;
+  std::vector<Chain> all_gather(const std::vector<Buffer>& outputs, const Buffer& input,
+                                const Crossing& crossing) const;
   // Per piece: broadcast inside the root's cluster, broadcast of the shares between, all-gather inside the others.
   std::vector<Chain> broadcast(const Buffer& data, int root) const;
   // Per piece: reduce-scatter inside, reduce of the shares to the root's cluster, gather inside that.
   std::vector<Chain> reduce(const Buffer& data, int root, ReduceOp op) const;
+
+  // What all_reduce of `data` may compress on this rank, in elements.
+  std::size_t crossing_count(const Buffer& data) const;
 
 private:
   CallOptions call() const;

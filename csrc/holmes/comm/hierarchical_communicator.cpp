@@ -35,9 +35,22 @@ private:
   std::weak_ptr<HierarchicalParts> parts_;
 };
 
-Form form_of(const std::shared_ptr<Compression>& compression) {
-  if (!compression) return Form::hierarchical;
-  return compression->codec() == Codec::bf16 ? Form::hierarchical_bf16 : Form::hierarchical_int8;
+Form form_of(const Crossing& crossing) {
+  if (!crossing.compression || crossing.kept.is_first) return Form::hierarchical;
+  const auto codec = static_cast<std::uint8_t>(crossing.compression->codec());
+  return static_cast<Form>(codec | (crossing.kept.reference ? form_of_differences : 0));
+}
+
+// How an operation is compressed: as its call says, or else as its thread does where that can be. Null: not at all.
+// `op`: of a reduction. Throws UsageError where the call says what cannot be.
+std::shared_ptr<Compression> compression_of(const CallOptions& call, DType dtype, std::optional<ReduceOp> op = {}) {
+  const auto& compression = call.compression ? call.compression : thread_compression();
+  if (!compression) return nullptr;
+  if (dtype == DType::float32 && (!op || *op == ReduceOp::sum || *op == ReduceOp::avg)) return compression;
+  if (!call.compression) return nullptr;
+  throw UsageError("compression is for float32, of reductions for sums and averages, not for " +
+                   (op ? std::string(holmes::name(*op)) + " of " : "") + std::string(holmes::name(dtype)) +
+                   "; leave it out");
 }
 
 }  // namespace
@@ -129,10 +142,10 @@ PartCommunicator& HierarchicalCommunicator::flat() const {
 
 template <typename Make>
 WorkPtr HierarchicalCommunicator::start(Signature signature, std::uint64_t bytes, const CallOptions& call,
-                                        const Make& make) {
+                                        const Make& make, Form form) {
   scheduler_->throw_if_failed(options_.name);
   const Duration timeout = call.timeout.value_or(options_.timeout);
-  signature.form = form_of(call.compression);
+  signature.form = form;
   signature.announced_bytes = bytes;
   signature.count = bytes / size_bytes(signature.dtype);
   std::vector<Chain> chains = make(HierarchicalChains(parts_, Clock::now() + timeout + part_grace));
@@ -149,6 +162,21 @@ WorkPtr HierarchicalCommunicator::start(Signature signature, std::uint64_t bytes
   return work;
 }
 
+template <typename Make>
+WorkPtr HierarchicalCommunicator::start_crossing(Signature signature, std::uint64_t bytes, const CallOptions& call,
+                                                 const std::shared_ptr<Compression>& compression, std::size_t share,
+                                                 std::size_t reference_count, const Make& make) {
+  Crossing crossing{.compression = compression};
+  // Acquired for as long as a chain has it.
+  if (compression)
+    crossing.kept =
+        Compression::acquire(compression, bytes / size_bytes(signature.dtype), share, reference_count, parts_);
+  const Form form = form_of(crossing);
+  return start(
+      std::move(signature), bytes, call, [&](const HierarchicalChains& chains) { return make(chains, crossing); },
+      form);
+}
+
 bool HierarchicalCommunicator::is_even(const std::vector<Buffer>& buffers, const Buffer& own) const {
   return parts_->hierarchy.has_equal_clusters() && buffers.size() == static_cast<std::size_t>(options_.size) &&
          std::all_of(buffers.begin(), buffers.end(),
@@ -157,46 +185,55 @@ bool HierarchicalCommunicator::is_even(const std::vector<Buffer>& buffers, const
 
 WorkPtr HierarchicalCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions call) {
   check_reduction(data.dtype, op);
-  if (call.compression && (data.dtype != DType::float32 || (op != ReduceOp::sum && op != ReduceOp::avg)))
-    throw UsageError("compression is for sums and averages of float32, not for " + std::string(holmes::name(op)) +
-                     " of " + std::string(holmes::name(data.dtype)) + "; leave it out");
-  if (data.bytes() < min_bytes_) {
-    call.compression.reset();  // nothing crosses by itself
-    return flat().all_reduce(std::move(data), op, std::move(call));
-  }
+  const auto compression = compression_of(call, data.dtype, op);
+  call.compression.reset();
+  if (data.bytes() < min_bytes_) return flat().all_reduce(std::move(data), op, std::move(call));
   const Signature signature{.op = OpCode::all_reduce, .dtype = data.dtype, .reduction = op, .root = {}};
-  return start(signature, data.bytes(), call,
-               [&](const HierarchicalChains& chains) { return chains.all_reduce(data, op, call.compression); });
+  return start_crossing(signature, data.bytes(), call, compression, HierarchicalChains(parts_, {}).crossing_count(data),
+                        0, [&](const HierarchicalChains& chains, const Crossing& crossing) {
+                          return chains.all_reduce(data, op, crossing);
+                        });
 }
 
 WorkPtr HierarchicalCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op,
                                                  CallOptions call) {
   check_reduction(output.dtype, op);
   const std::uint64_t bytes = total_bytes(inputs);
-  if (bytes < min_bytes_ || call.compression || !is_even(inputs, output))
+  const auto compression = compression_of(call, output.dtype, op);
+  call.compression.reset();
+  if (bytes < min_bytes_ || !is_even(inputs, output))
     return flat().reduce_scatter(std::move(output), std::move(inputs), op, std::move(call));
   check_apart("reduce_scatter", {&output, 1}, 0, inputs, static_cast<std::size_t>(options_.rank));
   const Signature signature{.op = OpCode::reduce_scatter, .dtype = output.dtype, .reduction = op, .root = {}};
-  return start(signature, bytes, call,
-               [&](const HierarchicalChains& chains) { return chains.reduce_scatter(output, inputs, op); });
+  const auto others = static_cast<std::size_t>(parts_->hierarchy.cluster_count() - 1);
+  return start_crossing(signature, bytes, call, compression, others * output.count, 0,
+                        [&](const HierarchicalChains& chains, const Crossing& crossing) {
+                          return chains.reduce_scatter(output, inputs, op, crossing);
+                        });
 }
 
 WorkPtr HierarchicalCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions call) {
   const std::uint64_t bytes = total_bytes(outputs);
-  if (bytes < min_bytes_ || call.compression || !is_even(outputs, input))
+  const auto compression = compression_of(call, input.dtype);
+  call.compression.reset();
+  if (bytes < min_bytes_ || !is_even(outputs, input))
     return flat().all_gather(std::move(outputs), std::move(input), std::move(call));
   check_apart("all_gather", outputs, static_cast<std::size_t>(options_.rank), {&input, 1}, 0);
   const Signature signature{.op = call.told_as, .dtype = input.dtype, .reduction = {}, .root = {}};
-  return start(signature, bytes, call,
-               [&](const HierarchicalChains& chains) { return chains.all_gather(outputs, input); });
+  const auto clusters = static_cast<std::size_t>(parts_->hierarchy.cluster_count());
+  return start_crossing(signature, bytes, call, compression, input.count, clusters * input.count,
+                        [&](const HierarchicalChains& chains, const Crossing& crossing) {
+                          return chains.all_gather(outputs, input, crossing);
+                        });
 }
 
 WorkPtr HierarchicalCommunicator::broadcast(Buffer data, int root, CallOptions call) {
   if (data.bytes() < min_bytes_ || call.compression || !is_rank(root))
     return flat().broadcast(std::move(data), root, std::move(call));
   const Signature signature{.op = OpCode::broadcast, .dtype = data.dtype, .reduction = {}, .root = root};
-  return start(signature, data.bytes(), call,
-               [&](const HierarchicalChains& chains) { return chains.broadcast(data, root); });
+  return start(
+      signature, data.bytes(), call, [&](const HierarchicalChains& chains) { return chains.broadcast(data, root); },
+      Form::hierarchical);
 }
 
 WorkPtr HierarchicalCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions call) {
@@ -204,8 +241,9 @@ WorkPtr HierarchicalCommunicator::reduce(Buffer data, int root, ReduceOp op, Cal
   if (data.bytes() < min_bytes_ || call.compression || !is_rank(root))
     return flat().reduce(std::move(data), root, op, std::move(call));
   const Signature signature{.op = OpCode::reduce, .dtype = data.dtype, .reduction = op, .root = root};
-  return start(signature, data.bytes(), call,
-               [&](const HierarchicalChains& chains) { return chains.reduce(data, root, op); });
+  return start(
+      signature, data.bytes(), call, [&](const HierarchicalChains& chains) { return chains.reduce(data, root, op); },
+      Form::hierarchical);
 }
 
 WorkPtr HierarchicalCommunicator::gather(std::vector<Buffer> outputs, Buffer input, int root, CallOptions call) {

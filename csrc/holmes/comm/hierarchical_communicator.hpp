@@ -48,7 +48,13 @@ private:
   PartCommunicator& flat() const;
   // An operation of its own is ready to be announced: `make(chains)` gives its chains.
   template <typename Make>
-  WorkPtr start(Signature signature, std::uint64_t bytes, const CallOptions& call, const Make& make);
+  WorkPtr start(Signature signature, std::uint64_t bytes, const CallOptions& call, const Make& make, Form form);
+  // As `start`, of what `compression` (may be null) makes smaller between the clusters. `share`: the elements that this
+  // rank encodes; `reference_count`: those of which it may keep what has arrived.
+  template <typename Make>
+  WorkPtr start_crossing(Signature signature, std::uint64_t bytes, const CallOptions& call,
+                         const std::shared_ptr<Compression>& compression, std::size_t share,
+                         std::size_t reference_count, const Make& make);
   bool is_rank(int value) const { return value >= 0 && value < options_.size; }
   // Whether there is one buffer for each rank, all like `own`, and the clusters are of equal size.
   bool is_even(const std::vector<Buffer>& buffers, const Buffer& own) const;

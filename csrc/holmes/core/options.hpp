@@ -169,7 +169,10 @@ void visit_fields(Visit&& visit) {
 class Compression;
 
 // How an operation is carried out. Values are part of the wire protocol.
-enum class Form : std::uint8_t { flat = 0, hierarchical = 1, hierarchical_bf16 = 2, hierarchical_int8 = 3, wide = 4 };
+// Beside these, where what crosses is compressed: the number of its Codec, with `form_of_differences` that of
+// differences.
+enum class Form : std::uint8_t { flat = 0, hierarchical = 1, wide = 4 };
+inline constexpr std::uint8_t form_of_differences = 16;
 
 // An operation of a wide group. Calls on the group's parts are steps of it, and their ranks compare it.
 struct WholeCall {
@@ -187,7 +190,8 @@ struct WholeCall {
 struct CallOptions {
   std::optional<Duration> timeout{};  // absent: the communicator's
   bool async = false;                 // false: the work is final on return (a failed one still throws in wait)
-  // all_reduce over clusters only: how the hop between them is compressed. Null: not at all.
+  // all_reduce, reduce_scatter and all_gather over clusters only: how the hop between them is compressed. Null: as the
+  // calling thread says (exchange_thread_compression), and not at all where that says nothing or cannot be.
   std::shared_ptr<Compression> compression{};
   // Device memory, sums of floating point only: every rank's contribution is multiplied by this first.
   std::optional<double> premultiply{};

@@ -1,62 +1,66 @@
-// Compression of float32: Codec, as bfloat16 or as 8-bit integers with a scale for each block, and back; and what it
-// left out of a tensor so far.
+// Compression: how the hop between clusters of an operation is compressed, and what that left out of a tensor so far.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "holmes/reduce/codec.hpp"
+
 namespace holmes {
 
-// Values are part of the wire protocol.
-enum class Codec : std::uint8_t {
-  bf16 = 2,  // rounded to nearest even: relative error up to 2^-9; half the bytes
-  int8 = 3,  // per block of int8_block values one scale, the block's largest magnitude / 127: absolute error up to half
-             // a scale; about a quarter of the bytes. A block that holds an infinity or a NaN becomes NaN.
-};
-inline constexpr std::size_t int8_block = 256;
-
-// Bytes that `count` values take.
-std::size_t encoded_bytes(Codec codec, std::size_t count);
-
-// Encodes values[i], or values[i] + residual[i] where `residual` is not null; `residual` then becomes what the code
-// lost (0 where that is not finite). No overlap; any alignment of `encoded`.
-void encode(Codec codec, const float* values, std::size_t count, std::byte* encoded, float* residual);
-
-// values[i] = the decoded value, or values[i] + it where `add`.
-void decode(Codec codec, const std::byte* encoded, std::size_t count, float* values, bool add);
-
-// How the hop between clusters of an all_reduce is compressed, and what that left out so far.
-// One object for each tensor where error feedback is on: it keeps what the code lost of this rank's share and adds it
-// the next time, so that errors do not add up over steps. Without, one object serves all. Thread-safe, but with error
-// feedback only one operation at a time may use it.
+// One object for each tensor where it keeps something of that: with error feedback what the code lost of this rank's
+// share, which is added the next time, so that errors do not add up over steps; with differences what the ranks that
+// share the hop have of all_gather's result, so that only what has changed since goes over it. Without either one
+// object serves all. Thread-safe, but what keeps something only one operation at a time may use.
 class Compression {
 public:
-  // `codec` is "bf16" or "int8". Throws UsageError for any other name.
-  Compression(const std::string& codec, bool error_feedback);
+  struct Settings {
+    Codec codec = Codec::bf16;
+    bool error_feedback = false;
+    bool differences = false;  // of all_gather
+  };
+  explicit Compression(const Settings& settings) : settings_(settings) {}
 
-  Codec codec() const { return codec_; }
-  const char* codec_name() const { return codec_ == Codec::bf16 ? "bf16" : "int8"; }
-  bool has_error_feedback() const { return error_feedback_; }
-  // Forgets what was left out. Throws UsageError while an operation uses it.
+  const Settings& settings() const { return settings_; }
+  Codec codec() const { return settings_.codec; }
+  // Forgets what it keeps; on all ranks alike. Throws UsageError while an operation uses it.
   void reset();
 
   // --- for the communicator ---
-  // Where an operation keeps what it leaves out of `count` values: null without error feedback. Throws UsageError where
-  // another operation has it or the count has changed.
-  float* acquire(std::size_t count);
-  void release();
+  // What an operation has of it until the last copy goes; also of an empty share, which has no memory.
+  struct Kept {
+    std::shared_ptr<float> residual;   // of this rank's share; null without error feedback
+    std::shared_ptr<float> reference;  // what has arrived; null without differences
+    bool is_first = false;             // nothing is in `reference` yet
+  };
+  // `count`: of the tensor, `share`: of what this rank encodes of it; `reference_count`: 0 where there are no
+  // differences of it. `user`: the communicator; one that is another than the last time has another history, so nothing
+  // of the reference holds. Throws UsageError where another operation has it, or the tensor's count has changed: on all
+  // ranks alike.
+  static Kept acquire(const std::shared_ptr<Compression>& compression, std::size_t count, std::size_t share,
+                      std::size_t reference_count, const std::shared_ptr<const void>& user);
+  // With differences: all that was to be kept in the reference is there.
+  void complete_reference();
 
 private:
   void check_free() const;
 
-  const Codec codec_;
-  const bool error_feedback_;
+  const Settings settings_;
   std::mutex mutex_;
   std::vector<float> residual_;
+  std::vector<float> reference_;
+  std::weak_ptr<const void> user_;
+  std::size_t count_ = 0;  // of the tensor; 0: nothing is kept
+  bool has_reference_ = false;
   bool in_use_ = false;
 };
+
+// What operations that this thread starts are compressed with where their call names nothing and they can be; null:
+// nothing. Returns what it was before.
+std::shared_ptr<Compression> exchange_thread_compression(std::shared_ptr<Compression> compression);
+const std::shared_ptr<Compression>& thread_compression();
 
 }  // namespace holmes
