@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import holmes_comm
 from holmes.training.arguments import above_zero, floating_dtype, process_group, whole
 from holmes.training.overlap.agreement import broadcast_model, check_equal_models
 from holmes.training.overlap.checkpoint import (
@@ -50,7 +51,15 @@ from holmes.training.overlap.schedule import BucketTimes, StepObserver, gather_o
 from holmes.training.overlap.sent import SentGradient, SpentGradient
 from holmes.training.overlap.shards import with_fused
 from holmes.training.overlap.timeline import Timeline
-from holmes.training.overlap.transfers import Lane, Transfer, give_back_group, ranks_of, take_group
+from holmes.training.overlap.transfers import (
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    Lane,
+    Transfer,
+    give_back_group,
+    ranks_of,
+    take_group,
+)
 from holmes.training.overlap.unsent import UnsentGradients
 from holmes.training.overlap.usage import UsageRecord, agree, find_needs, first_uses
 from holmes_comm.errors import UsageError
@@ -79,6 +88,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with max_grad_norm or loss_scale, which need all gradients first: shards step in `step`, as with False.
         accumulation_steps: backward passes between two steps where that number changes; None: as many as the first step
             had.
+        compress_gradients: "bf16", "int8" or "int4": how gradients cross between clusters, with error feedback; None:
+            as they are. They are reduced in float32, on the processor, over the backend holmes (docs/optimizer.md).
+        compress_parameters: the same of parameters, which are float32: what has changed since the step before crosses.
         name_of: name in `model` -> name in checkpoints, where several pipeline stages use equal names.
 
     Every rank of `group` calls it and its methods in the same order (collective), where not said otherwise. Not
@@ -101,6 +113,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         bucket_bytes: int | None = None,
         step_in_backward: bool = True,
         accumulation_steps: int | None = None,
+        compress_gradients: str | None = None,
+        compress_parameters: str | None = None,
         name_of: Callable[[str], str] | None = None,
         **arguments: Any,
     ) -> None:
@@ -142,6 +156,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._is_alone = group is None and not dist.is_initialized()
         self._taken_groups: list[dist.ProcessGroup] = []
         self._reduce_lane, self._gather_lane = self._make_lanes(group, gather_group)
+        self._compress(compress_gradients, compress_parameters)
         if self._reduce_lane.size > 1:
             check_embeddings(self._modules, self._trained)
         check_equal_models(self._reduce_lane, self._trained)
@@ -187,6 +202,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if gather_group is None and own is not None and self._device.type == "cpu":
             gather_group = self._take_group(group, f"{given.label} gather")
         return reduce_lane, reduce_lane if gather_group is None else Lane(gather_group)
+
+    def _compress(self, gradients: str | None, parameters: str | None) -> None:
+        for argument, codec, lane, kind, own_dtype in (
+            ("compress_gradients", gradients, self._reduce_lane, REDUCE_SCATTER, self._reduce_dtype),
+            ("compress_parameters", parameters, self._gather_lane, ALL_GATHER, None),
+        ):
+            if codec is None:
+                continue
+            holmes_comm.Compression(codec)  # raises for what is none
+            dtypes = {own_dtype or trained.tensor.dtype for trained in self._trained}
+            if dtypes != {torch.float32} or self._device.type != "cpu":
+                words = ", ".join(sorted(f"{dtype}".removeprefix("torch.") for dtype in dtypes))
+                advice = "give reduce_dtype=torch.float32, or leave it out"
+                raise UsageError(
+                    f"{argument}={codec!r} is for float32 on the processor, and here it is {words} on {self._device}; "
+                    + (advice if kind == REDUCE_SCATTER and self._device.type == "cpu" else "leave it out")
+                )
+            if lane.size > 1 and (backend := dist.get_backend(lane.group)) != "holmes":
+                raise UsageError(f"{argument}={codec!r} is for the backend holmes, not for {backend!r}; leave it out")
+            lane.compress(kind, codec)
 
     def _take_group(self, group: dist.ProcessGroup | None, label: str) -> dist.ProcessGroup | None:
         taken = take_group(group, label, self._device)
@@ -644,6 +679,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         layout = make_layout(
             self._trained, places, uses, self._expected(), needs, self._bucket_bytes, self._reduce_lane.size
         )
+        self._reduce_lane.forget()
+        self._gather_lane.forget()
         self._runtime = Runtime(
             layout,
             self._trained,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+import holmes_comm
 from holmes.training.overlap.usage import agree
 from holmes.training.process_groups import timeout_of
 
@@ -82,11 +83,32 @@ class Lane:
         self.ended: list[Transfer] = []
         self._pending: list[Transfer] = []
         self._averages = self.size > 1 and dist.get_backend(group) in ("holmes", "nccl")
+        self._codecs: dict[str, str] = {}
+        self._compressions: dict[tuple[str, int], Any] = {}
 
     @property
     def divisor(self) -> float:
         """What a reduced gradient must be divided by to be the mean: 1 where the backend averages."""
         return 1.0 if self._averages else float(self.size)
+
+    def compress(self, kind: str, codec: str) -> None:
+        """From now on what crosses between clusters of buckets' transfers of `kind` is in `codec` (docs/hierarchy.md):
+        with what was left out added the next time, and of all-gathers what has changed. Local, on all ranks alike."""
+        self._codecs[kind] = codec
+
+    def forget(self) -> None:
+        """Buckets have other numbers from now on. Local; nothing is under way."""
+        self._compressions.clear()
+
+    def _compressed(self, kind: str, bucket: int) -> contextlib.AbstractContextManager[None]:
+        codec = self._codecs.get(kind)
+        if codec is None or bucket < 0:
+            return contextlib.nullcontext()
+        kept = self._compressions.get((kind, bucket))
+        if kept is None:
+            options = {"rotation": codec != "bf16", "error_feedback": True, "differences": kind == ALL_GATHER}
+            kept = self._compressions[kind, bucket] = holmes_comm.Compression(codec, **options)
+        return holmes_comm.compressed(kept)
 
     def reduce_scatter(self, bucket: int, output: torch.Tensor, source: torch.Tensor) -> Transfer:
         """Starts the mean (or sum, see `divisor`) of `source` [size * n] over the ranks into `output` [n]."""
@@ -120,7 +142,8 @@ class Lane:
 
     def _start(self, kind: str, bucket: int, whole: torch.Tensor, start: Callable[[], dist.Work | None]) -> Transfer:
         submitted = time.monotonic()
-        work = start() if self.size > 1 else None
+        with self._compressed(kind, bucket):
+            work = start() if self.size > 1 else None
         transfer = Transfer(kind, bucket, whole.numel() * whole.itemsize, submitted, work)
         if work is not None:
             self._pending.append(transfer)
@@ -197,7 +220,7 @@ def second_group(group: dist.ProcessGroup | None, label: str, device: torch.devi
     return made
 
 
-@contextmanager
+@contextlib.contextmanager
 def _named(name: str) -> Iterator[None]:
     """The group that is made inside is called so.
 
