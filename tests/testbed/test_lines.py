@@ -15,6 +15,7 @@ import yaml
 from namespaces import child_env, needs_namespaces, unprivileged_python
 
 from holmes.lab.testbed import Testbed, TestbedError
+from holmes.lab.testbed.check import check_testbed
 from holmes.lab.testbed.launch import TestbedSession
 from holmes.lab.testbed.spec import parse_spec
 
@@ -213,12 +214,28 @@ def test_a_file_changes_links_at_its_times(tmp_path: Path) -> None:
 
 
 @needs_namespaces
+def test_a_link_that_nothing_passes_cannot_be_checked() -> None:
+    with pytest.raises(
+        TestbedError, match=r"a0.eth0 to a1.eth0: no connection, so nothing can be measured: .*smaller$"
+    ):
+        check_testbed(parse_spec("dead", _spec({"loss_percent": 99})), 0.1)
+
+
+@needs_namespaces
+def test_a_program_that_ends_too_early_has_the_last_word() -> None:
+    with _session({"delay_ms": 1}) as session:
+        process = session.spawn("a0", ["sh", "-c", "echo no such thing; exit 3"])
+        with pytest.raises(TestbedError, match=r"ended with 3 before a line with 'ready': no such thing$"):
+            process.wait_for_line("ready", 20)
+
+
+@needs_namespaces
 def test_the_end_of_the_links_is_told() -> None:
     with _session({"delay_ms": 1}) as session:
         job = session.launch(["sleep", "60"])
         assert session._line is not None
         session._line.kill()
-        with pytest.raises(TestbedError, match="the links have ended"):
+        with pytest.raises(TestbedError, match=r"the links have ended: holmes-line was ended by SIGKILL$"):
             job.wait(20)
 
 

@@ -31,7 +31,9 @@ def test_changes_come_in_the_order_of_their_times(tmp_path: Path) -> None:
     [
         ("7", r"changes.yaml: changes\[0\] is 7; it must be such as {at_s: 5,"),
         ("{at_s: 1, link: eth/a}", r"changes\[0\] is .* it must be such as"),
-        ("{at_s: -1, link: eth/a, delay_ms: 1}", r"changes\[0\].at_s is -1; it must be a number of 0 or more"),
+        ("{at_s: -1, link: eth/a, delay_ms: 1}", r"changes\[0\].at_s is -1; it must be a number from 0 to 21"),
+        ("{at_s: 1.0e+12, link: eth/a, delay_ms: 1}", r"at_s is 1000000000000.0; it must be a number from 0 to 21"),
+        (f"{{at_s: {10**400}, link: eth/a, delay_ms: 1}}", "at_s is 1000.*; it must be a number from 0 to 21"),
         ("{at_s: 1, link: eth/c, delay_ms: 1}", "far-clusters has no link 'eth/c'; it has a0.ib0, a0.eth0, .*eth/b"),
         ("{at_s: 1, link: eth/a, loss: 1}", "eth/a has an unknown key 'loss'; allowed are rate_gbps"),
         ("{at_s: 1, link: eth/a, loss_percent: 100}", "eth/a.loss_percent is 100; it must be a number from 0 to 99"),

@@ -11,6 +11,7 @@ from holmes.lab.testbed.check import (
     CheckedPath,
     complaints,
     loss,
+    median_round_trip_ms,
     path_link,
     paths,
     rate,
@@ -61,6 +62,30 @@ def test_a_path_adds_up_the_links_of_its_direction() -> None:
     assert (inside.delay_ms, inside.gbps, inside.loss_percent) == (5, 0.1, 0)
     assert (across.delay_ms, across.gbps, across.loss_percent) == (20, 0.2475, pytest.approx(1))
     assert back.delay_ms == 25
+
+
+@pytest.mark.parametrize(
+    ("reorder_percent", "jitter_ms", "expected_ms"),
+    [
+        (0, 5, 40),
+        (1, 5, 40),  # a few overtake: nothing to see
+        (20, 0, 40),
+        (20, 5, 37),  # of those round trips that wait both ways, the shorter ones are in the middle of all
+        (40, 0, 20),  # most wait one way only
+        (90, 5, 0),
+    ],
+)
+def test_a_median_round_trip_knows_of_packets_that_do_not_wait(
+    reorder_percent: float, jitter_ms: float, expected_ms: float
+) -> None:
+    data = {
+        "networks": {"eth": {"class": "ethernet", "delay_ms": 20, "reorder_percent": reorder_percent}},
+        "clusters": {"a": {"nodes": 2, "nics": [{"name": "eth0", "network": "eth"}]}},
+    }
+    data["networks"]["eth"]["jitter_ms"] = jitter_ms
+    spec = parse_spec("early", data)
+    there, back = (path_link(spec, *ends) for ends in paths(spec))
+    assert median_round_trip_ms(there, back) == pytest.approx(expected_ms, abs=0.5)
 
 
 def test_a_round_trip_may_be_off_by_a_twentieth_or_a_millisecond() -> None:

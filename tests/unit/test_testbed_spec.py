@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from holmes.lab.testbed import SpecError, Testbed, TestbedError, builtin_specs, load_spec
+from holmes.lab.testbed import SpecError, Testbed, TestbedError, builtin_specs, fabric, load_spec
 from holmes.lab.testbed.cli import app
 from holmes.lab.testbed.launch import place_ranks, rank_environment
 from holmes.lab.testbed.requirements import find_line_program
@@ -105,7 +105,25 @@ def test_names_and_rates_may_differ_per_node(tmp_path: Path) -> None:
         (("networks", "eth", "jitter_ms"), 3, r"eth.jitter_ms is 3, more than delay_ms \(0\).*make delay_ms larger"),
         (("networks", "eth", "loss_percent"), 100, "eth.loss_percent is 100; it must be a number from 0 to 99"),
         (("networks", "eth", "reorder_percent"), 1, "eth.reorder_percent is 1, but without a delay.*give delay_ms"),
-        (("networks", "eth", "queue_bytes"), 1000, "eth.queue_bytes is 1000; it must be an integer of 65536 or more"),
+        (("networks", "eth", "queue_bytes"), 1000, "eth.queue_bytes is 1000; it must be an integer from 65536 to"),
+        (
+            ("networks", "eth", "queue_bytes"),
+            2**32,
+            "bytes is 4294967296; it must be an integer from 65536 to 42949672",
+        ),
+        (("networks", "eth", "queue_ms"), 10**400, "eth.queue_ms is 1000.*; it must be a number from 0 to 60000"),
+        (("networks", "eth", "rate_gbps"), 10**400, "eth.rate_gbps is 1000.*; it must be a number from 1e-05 to 10000"),
+        (
+            ("clusters", "site b"),
+            {"nodes": 1, "nics": []},
+            "clusters has the name 'site b'; it must be 1 to 64 charact",
+        ),
+        (
+            ("networks", "w\nan"),
+            {"class": "ethernet"},
+            r"networks has the name 'w\\nan'; it must be 1 to 64 characters",
+        ),
+        (("networks", ""), {"class": "ethernet"}, "networks has the name ''; it must be 1 to 64 characters of A-Z"),
         (("networks", "eth", "receive_gbps"), 0, "eth.receive_gbps is 0; it must be a number above 0"),
         (("networks", "eth", "uplink"), 1, "networks.eth.uplink is 1; it must be a mapping"),
         (("networks", "eth", "uplink"), {"loss": 1}, "eth.uplink has an unknown key 'loss'; allowed are rate_gbps"),
@@ -162,6 +180,16 @@ def test_uplink_gbps_is_an_uplink_with_a_rate() -> None:
     uplink = short.networks["eth"].uplink
     assert uplink is not None
     assert (uplink.rate_gbps, uplink.queue_ms, uplink.is_plain) == (0.1, 5, True)
+
+
+@pytest.mark.parametrize(("rate_gbps", "queue"), [(1, "latency 50000us"), (690, f"limit {2**32 - 1}")])
+def test_a_queue_is_no_longer_than_the_kernel_counts(rate_gbps: float, queue: str) -> None:
+    data = json.loads(json.dumps(_SMALL))
+    data["networks"]["eth"]["rate_gbps"] = rate_gbps  # tc takes 50 ms of 690 Gbit/s modulo 2^32: 0.2 ms
+    steps = fabric.build(parse_spec("fast", data))
+    shapes = [line for line in steps[-1].stdin.splitlines() if f"rate {rate_gbps * 10**9}bit" in line]
+    assert shapes
+    assert all(line.endswith(queue) for line in shapes)
 
 
 def test_nodes_without_a_common_network_are_refused() -> None:

@@ -9,7 +9,6 @@ changes:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,8 @@ from holmes.lab.testbed.spec import Link, Spec, SpecError, changed_link
 
 #: What the kernel limits; all else is of `holmes-line`.
 LIMITS = frozenset({"rate_gbps", "receive_gbps", "queue_ms", "queue_bytes"})
+#: As of any time that a command takes; a wait that is much longer the system refuses.
+_MAX_AT_S = 2**31 - 1
 _EXAMPLE = "{at_s: 5, link: a0.eth0, rate_gbps: 0.5}"
 
 
@@ -74,6 +75,6 @@ def _change(entry: Any, where: str) -> Change:
         raise SpecError(f"{where} is {entry!r}; it must be such as {_EXAMPLE}")
     values = {str(key): value for key, value in entry.items() if key not in ("at_s", "link")}
     at_s = entry["at_s"]
-    if isinstance(at_s, bool) or not isinstance(at_s, (int, float)) or not 0 <= at_s < math.inf:
-        raise SpecError(f"{where}.at_s is {at_s!r}; it must be a number of 0 or more")
+    if isinstance(at_s, bool) or not isinstance(at_s, (int, float)) or not 0 <= at_s <= _MAX_AT_S:
+        raise SpecError(f"{where}.at_s is {at_s!r}; it must be a number from 0 to {_MAX_AT_S}")
     return Change(float(at_s), str(entry["link"]), values)

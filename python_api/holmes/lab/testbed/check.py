@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holmes.lab.testbed.launch import Testbed, TestbedSession
-from holmes.lab.testbed.spec import Link, Nic, Node, Spec
+from holmes.lab.testbed.spec import Link, Nic, Node, Spec, TestbedError
 
 #: How far what is measured may be from the spec: of a round trip the larger of the two, of rate and loss a share.
 ROUND_TRIP_SHARE, ROUND_TRIP_MS = 0.05, 1.0
@@ -24,19 +26,27 @@ _MOST_LOSS_GBPS = 0.1
 _LOSS_RATE_SHARE = 0.5
 # Of frames that are late, what is said.
 _LATE_SHARE = 0.01
+# Of round trips, to know their median where packets overtake others.
+_DRAWS = 20_001
 _PROBE = Path(__file__).with_name("probe.py")
 _LISTEN_S = 20.0
 _SPARE_S = 60.0
+# Round trips that a probe waits for, one after the other, where each of its first pings is lost.
+_MOST_WAITS = 25
 
 
 @dataclass(frozen=True)
 class PathLink:
-    """What a packet's way from one NIC to another is like, in one direction; None: no rate limits it."""
+    """What a packet's way from one NIC to another is like, in one direction; None: no rate limits it.
+
+    `delays`: of each link of the way, how long, by how much that differs, and the share of packets that do not wait.
+    """
 
     delay_ms: float
     gbps: float | None
     loss_percent: float
     queue_s: float
+    delays: tuple[tuple[float, float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,21 @@ def path_link(spec: Spec, node: Node, nic: Nic, other: Node, other_nic: Nic) -> 
         gbps=None if gbps is None else gbps * arriving,
         loss_percent=100 * (1 - arriving),
         queue_s=max(_queue_s(link, gbps) for link in [*links, other_nic]),
+        delays=tuple((link.delay_ms, link.jitter_ms, link.reorder_percent / 100) for link in links),
     )
+
+
+def median_round_trip_ms(there: PathLink, back: PathLink) -> float:
+    """What the spec says of most round trips: where packets overtake others, less than all delays together."""
+    delays = [*there.delays, *back.delays]
+    if not any(share for _, _, share in delays):
+        return there.delay_ms + back.delay_ms
+    draws = random.Random(0)
+
+    def drawn_ms(delay_ms: float, jitter_ms: float, share: float) -> float:
+        return 0.0 if draws.random() < share else delay_ms + draws.uniform(-jitter_ms, jitter_ms)
+
+    return statistics.median(sum(drawn_ms(*delay) for delay in delays) for _ in range(_DRAWS))
 
 
 def _queue_s(link: Link, gbps: float | None) -> float:
@@ -128,9 +152,9 @@ def check_testbed(
 def _check(session: TestbedSession, seconds: float, node: Node, nic: Nic, other: Node, other_nic: Nic) -> CheckedPath:
     there = path_link(session.spec, node, nic, other, other_nic)
     back = path_link(session.spec, other, other_nic, node, nic)
-    round_trip_ms = there.delay_ms + back.delay_ms
+    longest_ms = sum(delay_ms + jitter_ms for delay_ms, jitter_ms, _ in (*there.delays, *back.delays))
     settings = {
-        "round_trip_ms": round_trip_ms,
+        "round_trip_ms": there.delay_ms + back.delay_ms,
         "gbps": there.gbps,
         "queue_s": there.queue_s,
         "mtu": min(nic.mtu, other_nic.mtu),
@@ -141,9 +165,14 @@ def _check(session: TestbedSession, seconds: float, node: Node, nic: Nic, other:
     probe = [sys.executable, "-IS", str(_PROBE)]
     receiver = session.spawn(other.name, [*probe, "receive", address])
     receiver.wait_for_line("listening", _LISTEN_S)
-    timeout_s = 2 * seconds + _SPARE_S
+    timeout_s = 2 * seconds + _SPARE_S + _MOST_WAITS * longest_ms / 1000
     before = session.line_counters()
     measured = json.loads(session.exec(node.name, [*probe, "send", address, json.dumps(settings)], timeout_s=timeout_s))
+    if why := measured.get("unreachable"):
+        raise TestbedError(
+            f"{node.name}.{nic.name} to {other.name}.{other_nic.name}: no connection, so nothing can be measured: "
+            f"{why}; with this delay and loss it may take longer than the system waits, make them smaller"
+        )
     receiver.kill()
     receiver.wait(_LISTEN_S)
     late_share, overflowed = slowness(before, session.line_counters())
@@ -151,7 +180,7 @@ def _check(session: TestbedSession, seconds: float, node: Node, nic: Nic, other:
         sender=f"{node.name}.{nic.name}",
         receiver=f"{other.name}.{other_nic.name}",
         network=nic.network,
-        round_trip_ms=round_trip(round_trip_ms, measured["round_trip_ms"]),
+        round_trip_ms=round_trip(median_round_trip_ms(there, back), measured["round_trip_ms"]),
         gbps=rate(there.gbps, measured["gbps"]),
         loss_percent=loss(there.loss_percent, measured["loss_percent"], measured["packets"]),
         packets=measured["packets"],

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from holmes.lab.testbed.spec import Link, Nic, Node, Spec, SpecError
+from holmes.lab.testbed.spec import MAX_QUEUE_BYTES, Link, Nic, Node, Spec, SpecError
 from holmes.tools.debug.sources import testbed_runtime_folder
 
 _ROOT = PurePosixPath("/run/holmes")
@@ -354,6 +354,8 @@ def _limit(device: str, rate_gbps: float | None, link: Link, least_burst_bytes: 
     queue = f"latency {round(link.queue_ms * 1000)}us"
     if link.queue_bytes is not None:
         queue = f"limit {link.queue_bytes}"
+    elif rate_gbps * 1e9 / 8 * link.queue_ms / 1000 + burst_bytes > MAX_QUEUE_BYTES:  # tc would take it modulo 2^32
+        queue = f"limit {MAX_QUEUE_BYTES}"
     return f"qdisc replace dev {device} root tbf rate {round(rate_gbps * 1e9)}bit burst {burst_bytes} {queue}"
 
 

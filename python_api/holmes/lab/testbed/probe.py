@@ -180,10 +180,13 @@ def send_datagrams(address: str, payload: int, bits_per_s: float, seconds: float
 
 
 def send(address: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Measures; see `check.Measured` for what is returned."""
+    """Measures; see `check.CheckedPath` for what is returned, or {"unreachable": why} where nothing comes through."""
     wait_s = settings["round_trip_ms"] / 1000 * 1.5 + SETTLE_S
-    took_ms = ping_ms(address, wait_s)
-    control = Control(address)
+    try:
+        took_ms = ping_ms(address, wait_s)
+        control = Control(address)
+    except OSError as error:
+        return {"unreachable": str(error)}
     found: dict[str, Any] = {"round_trip_ms": statistics.median(took_ms) if took_ms else None, "gbps": None}
     if settings["gbps"] is not None:
         payload = settings["mtu"] - HEADERS + 14

@@ -28,6 +28,7 @@ from holmes.lab.testbed.uml import Guest
 _START_S = 20.0  # namespaces come up in milliseconds; a machine under load may need longer
 _BOOT_S = 60.0  # kernels, all at once
 _STOP_S = 5.0
+_LAST_LINES = 5  # of what a program said, in an error about its end
 
 
 class Process:
@@ -78,7 +79,8 @@ class Process:
             raise TimeoutError(f"{self.argv[0]} printed no line with {text!r} within {timeout_s} s")
         line = found()
         if line is None:
-            raise TestbedError(f"{self.argv[0]} ended with {self.returncode} before a line with {text!r}")
+            said = "; ".join(self.lines[-_LAST_LINES:]) or "it said nothing"
+            raise TestbedError(f"{self.argv[0]} ended with {self.returncode} before a line with {text!r}: {said}")
         return line
 
     def kill(self, signal_number: int = signal.SIGKILL, *, group: bool = False) -> None:
@@ -382,9 +384,7 @@ class Session:
                     process.returncode, process.ended_s = event["returncode"], time.monotonic()
                     del self._processes[process._number]
                     if process is self._line:
-                        self._failure = TestbedError(
-                            f"the links have ended: {'; '.join(process.lines) or process.returncode}"
-                        )
+                        self._failure = TestbedError(f"the links have ended: {_end_of_lines(process)}")
                     if process in self._kernels and self._guests:
                         node = self.spec.nodes[self._kernels.index(process)].name
                         self._failure = TestbedError(
@@ -397,3 +397,11 @@ class Session:
         assert self._agent.stderr is not None
         for line in self._agent.stderr:
             self._errors.append(line.decode(errors="replace").strip())
+
+
+def _end_of_lines(process: Process) -> str:
+    """How `holmes-line` ended, and what it said of that."""
+    code = process.returncode or 0
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    said = [line for line in process.lines if line.startswith("holmes-line:")]
+    return ": ".join([f"holmes-line {how}", *said])

@@ -70,6 +70,8 @@ NIC_CLASSES = ("infiniband", "roce_v2", "roce_v1", "ethernet")
 KERNELS = ("host", "uml")
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _NIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,15}")
+#: Of networks and clusters: they name links, in files of words and in change files.
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 #: Names that mean something else to the kernel.
 _NO_NIC_NAMES = ("lo", ".", "..", "all", "default")
 _HCA_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
@@ -82,6 +84,8 @@ _MAX_DELAY_MS = 10_000.0
 _MAX_PERCENT = 99.0
 #: Some of TCP's super-packets, or the first would fill the queue and the second be lost.
 _MIN_QUEUE_BYTES = 65536
+#: The kernel counts a queue's bytes with 32 bits.
+MAX_QUEUE_BYTES = 2**32 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +256,7 @@ def parse_spec(name: str, data: Any) -> Spec:
     if kernel not in KERNELS:
         raise SpecError(f"kernel is {kernel!r}; it must be one of {', '.join(KERNELS)}")
     networks = {
-        str(key): _network(str(key), _mapping(value, f"networks.{key}"))
+        _name(key, "networks"): _network(str(key), _mapping(value, f"networks.{key}"))
         for key, value in _mapping(top.get("networks"), "networks").items()
     }
     for net in networks.values():
@@ -264,7 +268,7 @@ def parse_spec(name: str, data: Any) -> Spec:
             )
     hosts: dict[str, int] = dict.fromkeys(networks, 0)  # addresses handed out so far, per network
     clusters = tuple(
-        _cluster(str(key), _mapping(value, f"clusters.{key}"), networks, hosts)
+        _cluster(_name(key, "clusters"), _mapping(value, f"clusters.{key}"), networks, hosts)
         for key, value in _mapping(top.get("clusters"), "clusters").items()
     )
     nodes = [node for cluster in clusters for node in cluster.nodes]
@@ -453,6 +457,14 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
+def _name(key: Any, where: str) -> str:
+    if not _NAME.fullmatch(str(key)):
+        raise SpecError(
+            f"{where} has the name {str(key)!r}; it must be 1 to 64 characters of A-Z, a-z, 0-9, '_', '.', '-'"
+        )
+    return str(key)
+
+
 def _known(data: Mapping[str, Any], where: str, allowed: Iterable[str]) -> None:
     allowed = tuple(allowed)
     for key in data:
@@ -474,10 +486,10 @@ def _nic_class(value: Any, where: str) -> str:
     return str(value)
 
 
-def _positive(value: Any, where: str) -> float:
+def _positive(value: Any, where: str) -> int | float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise SpecError(f"{where} is {value!r}; it must be a number above 0")
-    return float(value)
+    return value  # not a float yet: an integer may be beyond them
 
 
 def _rate(value: Any, where: str) -> float | None:
@@ -497,8 +509,8 @@ def _up_to(most: float, value: Any, where: str) -> float:
 def _queue_bytes(value: Any, where: str) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < _MIN_QUEUE_BYTES:
-        raise SpecError(f"{where} is {value!r}; it must be an integer of {_MIN_QUEUE_BYTES} or more")
+    if isinstance(value, bool) or not isinstance(value, int) or not _MIN_QUEUE_BYTES <= value <= MAX_QUEUE_BYTES:
+        raise SpecError(f"{where} is {value!r}; it must be an integer from {_MIN_QUEUE_BYTES} to {MAX_QUEUE_BYTES}")
     return value
 
 
