@@ -147,6 +147,50 @@ def test_schedules_of_torch_give_the_gradients_of_one_process():
         assert all(error < 1e-12 for error in found.values()), found
 
 
+def train_with_few_micro_batches(rank, size, store):
+    from torch.distributed import pipelining
+
+    init(store, rank, size)
+
+    def parts():
+        torch.manual_seed(0)
+        return [nn.Sequential(nn.Linear(8, 8), nn.Tanh()).double() for _ in range(size)]
+
+    inputs, targets = torch.randn(2, 16, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    whole = parts()
+    nn.functional.mse_loss(nn.Sequential(*whole)(inputs), targets).backward()
+    found = {}
+    for kind in (holmes.PipelineStage, pipelining.PipelineStage):
+        for micro_batches in range(1, size + 1):
+            plan = holmes.plan_for(topology_of([[1] * size]), model_layers=size, pipeline=size, schedule="1f1b")
+            mine = parts()[rank]
+            stage = kind(mine, rank, size, torch.device("cpu"), group=dist.group.WORLD)
+            made = holmes.pipeline_schedule(plan, [stage], nn.functional.mse_loss, micro_batches=micro_batches)
+            for _ in range(2):
+                mine.zero_grad()
+                losses = []
+                made.step(*([inputs] if rank == 0 else []), target=targets if rank == size - 1 else None, losses=losses)
+                assert len(losses) == (micro_batches if rank == size - 1 else 0)
+            pairs = zip(mine.parameters(), whole[rank].parameters(), strict=True)
+            found[kind.__module__, micro_batches] = max((a.grad - b.grad).abs().max().item() for a, b in pairs)
+    return found
+
+
+def test_1f1b_with_fewer_micro_batches_than_stages():
+    for found in run_ranks(train_with_few_micro_batches, 3):
+        assert len(found) == 6
+        assert all(error < 1e-12 for error in found.values()), found
+
+
+def test_micro_batches_that_no_rounds_divide_are_refused():
+    for schedule, chunks in (("zb-h1", 1), ("interleaved", 2)):
+        plan = holmes.plan_for(topology_of([[1, 1]]), model_layers=4, pipeline=2, schedule=schedule, chunks=chunks)
+        with pytest.raises(
+            ValueError, match=f"micro_batches=5 cannot be had with schedule='{schedule}' .* are 4 and 6"
+        ):
+            holmes.pipeline_schedule(plan, [None] * chunks, nn.functional.mse_loss, micro_batches=5)
+
+
 def test_a_torch_without_stage_metadata_is_told(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("holmes.training.pipeline")]:
         monkeypatch.delitem(sys.modules, name)

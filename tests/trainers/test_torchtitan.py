@@ -104,6 +104,10 @@ def test_what_torchtitan_cannot_be_told():
         torchtitan_parallelism(plan)
     with pytest.raises(NotExpressible, match="schedule is 'zb-h1', but torchtitan has 'gpipe', '1f1b', 'interleaved'"):
         torchtitan_parallelism(renumbered(make(pipeline=2, schedule="zb-h1")))
+    with pytest.raises(
+        NotExpressible, match="has 1 micro-batches and pipeline=2, but torchtitan's 1F1B needs as many as"
+    ):
+        torchtitan_parallelism(renumbered(make(pipeline=2, schedule="1f1b", micro_batch=2, global_batch=4)))
     with pytest.raises(NotExpressible, match="expert_tensor=2, but torchtitan does not split"):
         torchtitan_parallelism(renumbered(make(pipeline=2, tensor=2, expert=2)))
     with pytest.raises(NotExpressible, match=r"virtual stage 2 of 4 has no layer .*\[2, 3, 0, 2\]"):

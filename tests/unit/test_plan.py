@@ -11,6 +11,7 @@ from holmes.cluster.topology import Topology
 from holmes.planning.groups.rank_grid import KINDS
 from holmes.planning.partition import PartitionProblem, Stage, best_partition, equal_layers
 from holmes.planning.plan import Plan, plan_for
+from holmes.planning.plan.workable import workable_plan
 
 
 def test_plan_of_two_clusters() -> None:
@@ -89,6 +90,22 @@ def test_interleaved_layers() -> None:
         plan_for(topology, model_layers=9, pipeline=2, chunks=2, schedule="gpipe")
     with pytest.raises(ValueError, match=r"schedule='pipedream' is unknown; .*'zb-h1'\]"):
         plan_for(topology, model_layers=9, pipeline=2, schedule="pipedream")
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "near"), [(1, 1), (2, 2), (7, 7), (8, 8), (9, 8), (10, 10), (11, 10), (13, 12)]
+)
+def test_zero_bubble_takes_what_its_rounds_divide(micro_batches: int, near: int) -> None:
+    topology = topology_of([[1] * 4])
+    options = {"model_layers": 8, "pipeline": 4, "schedule": "zb-h1", "micro_batch": 2}
+    assert plan_for(topology, **options, global_batch=2 * near).micro_batches == near
+    if near != micro_batches:
+        with pytest.raises(
+            ValueError, match=rf"is {micro_batches} micro-batches, but .*nearest is global_batch={2 * near}"
+        ):
+            plan_for(topology, **options, global_batch=2 * micro_batches)
+        changed = workable_plan(topology, **options, global_batch=2 * micro_batches)
+        assert (changed.schedule, changed.pipeline, changed.global_batch) == ("zb-h1", 4, 2 * near)
 
 
 def test_groups_of_a_rank() -> None:

@@ -17,7 +17,7 @@ from holmes.planning.model.gpus import gpu_named
 from holmes.planning.model.presets import PRESETS, load_model
 from holmes.planning.plan import Plan
 from holmes.planning.plan.proof import check
-from holmes.planning.schedule import TRAINERS
+from holmes.planning.schedule import TRAINERS, fits_rounds
 from holmes.planning.search import Assumptions, Wanted, machines_of, search
 from holmes.planning.search.estimate import estimate
 from holmes.planning.search.layout import Layout
@@ -129,6 +129,18 @@ def test_a_shared_bottleneck_between_clusters_slows_down_the_pipeline() -> None:
             {"global_batch": 7, "wanted": Wanted(tensor=1, pipeline=2)},
             r"global_batch=7 must be a multiple of .* the nearest is global_batch=",
         ),
+        (
+            {"global_batch": 37, "wanted": Wanted(tensor=1, pipeline=2, micro_batch=1, schedule="interleaved")},
+            r"interleaved, a number of micro-batches that the stages divide; the nearest is global_batch=32$",
+        ),
+        (
+            {"global_batch": 40, "wanted": Wanted(tensor=1, pipeline=2, micro_batch=1, schedule="zb-h1")},
+            r"with zb-h1, a number of micro-batches that its whole rounds .* the nearest is global_batch=32$",
+        ),
+        (
+            {"global_batch": 8, "wanted": Wanted(tensor=1, pipeline=2, schedule="1f1b", trainer="torchtitan")},
+            r"with 1f1b in torchtitan, at least as many micro-batches as stages; the nearest is global_batch=16$",
+        ),
         ({"wanted": Wanted(pipeline=64)}, "pipeline=64 does not fit: 30 layers cannot fill 64 pipeline stages"),
         ({"wanted": Wanted(tensor=3)}, r"tensor=3 must divide heads=32 .*those that do: \[1, 2, 4\]"),
         ({"assumptions": Assumptions(reserve_gib=90)}, "reserve_gib=90 leaves nothing of the 80 GiB"),
@@ -226,6 +238,19 @@ def test_a_trainer_limits_the_search() -> None:
     assert {choice.recomputation for choice, _ in found.estimates} == {"none", "full"}
     with pytest.raises(ValueError, match="recomputation='selective' is nothing that DeepSpeed's pipeline has"):
         Wanted(trainer="deepspeed", recomputation="selective")
+
+
+def test_torchs_1f1b_has_as_many_micro_batches_as_stages() -> None:
+    def stages_that_wait(trainer: str | None) -> list[str]:
+        found = search(topology(), GPT, 16, wanted=Wanted(trainer=trainer), simulated=1)
+        every = [choice for choice, _ in found.estimates]
+        count = {choice: 16 // (choice.data * choice.micro_batch) for choice in every}
+        assert all(fits_rounds(choice.schedule, choice.pipeline, count[choice]) for choice in every)
+        return [choice.text() for choice in every if choice.schedule == "1f1b" and count[choice] < choice.pipeline]
+
+    assert stages_that_wait("torchtitan") == []
+    assert stages_that_wait("megatron")
+    assert stages_that_wait(None)
 
 
 @pytest.mark.parametrize("seed", range(4))  # of those of benchmarks/exhaustive_search.py

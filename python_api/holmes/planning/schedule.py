@@ -32,6 +32,17 @@ def check_schedule(schedule: str, chunks: int) -> None:
         raise UsageError("schedule='interleaved' needs chunks of 2 or more; with one chunk a stage it is '1f1b'")
 
 
+def fits_rounds(schedule: str, stages: int, micro_batches: int) -> bool:
+    """Whether the schedule runs so many micro-batches.
+
+    "interleaved": a number that the stages divide. "zb-h1", as torch has it: one that the whole rounds of `stages` in
+    it divide. All others: any.
+    """
+    if schedule == "interleaved":
+        return micro_batches % stages == 0
+    return schedule != "zb-h1" or micro_batches % max(micro_batches // stages, 1) == 0
+
+
 @lru_cache(maxsize=4096)
 def in_flight(schedule: str, stages: int, chunks: int, micro_batches: int, stage: int) -> npt.NDArray[np.int64]:
     """Micro-batches in flight of each chunk of `stage`, a row for each moment that may be the peak: (moments, chunks).
@@ -69,17 +80,25 @@ def _undominated(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Its name in messages, its pipeline schedules, and what it can compute again before the backward."""
+    """Its name in messages, its pipeline schedules, and what it can compute again before the backward.
+
+    `fills_1f1b`: its 1F1B takes no fewer micro-batches than stages.
+    """
 
     title: str
     schedules: tuple[str, ...]
     recomputations: tuple[str, ...] = ("none", "selective", "full")
+    fills_1f1b: bool = False
+
+    def runs(self, schedule: str, stages: int, micro_batches: int) -> bool:
+        """Whether it has enough micro-batches for its 1F1B."""
+        return not self.fills_1f1b or schedule != "1f1b" or micro_batches >= stages
 
 
 TRAINERS = {
     "megatron": Trainer("Megatron", ("1f1b", "interleaved")),
     "deepspeed": Trainer("DeepSpeed's pipeline", ("1f1b",), ("none", "full")),
-    "torchtitan": Trainer("torchtitan", ("gpipe", "1f1b", "interleaved")),
+    "torchtitan": Trainer("torchtitan", ("gpipe", "1f1b", "interleaved"), fills_1f1b=True),
     "flagscale": Trainer("FlagScale", ("1f1b",)),
 }
 

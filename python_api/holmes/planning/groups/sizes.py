@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holmes.cluster.topology import Cluster, Topology
+from holmes.planning.schedule import fits_rounds
 from holmes.words import to_text
 from holmes_comm.errors import UsageError
 
@@ -177,17 +178,25 @@ def _batch_problem(limits: Limits, sizes: Sizes) -> tuple[str, str] | None:
 
 
 def batch_problem(
-    global_batch: int, micro_batch: int | None, data: int, pipeline: int = 1, chunks: int = 1
+    global_batch: int, micro_batch: int | None, data: int, pipeline: int = 1, chunks: int = 1, schedule: str = "1f1b"
 ) -> tuple[str, int] | None:
     """What is wrong with the samples of a step, and the nearest number that is right; None where nothing is."""
     unit = data * (micro_batch or 1) * (pipeline if chunks > 1 else 1)
-    if global_batch > 0 and global_batch % unit == 0:
-        return None
-    stages = f" * pipeline={pipeline} (interleaved)" if chunks > 1 else ""
+    count = max(round(global_batch / unit), 1)
+    near = count
+    if micro_batch is not None and chunks == 1:
+        around = (each for step in range(pipeline) for each in (count - step, count + step))
+        near = next(each for each in around if each > 0 and fits_rounds(schedule, pipeline, each))
     micro = "" if micro_batch is None else f" * micro_batch={micro_batch}"
+    if global_batch <= 0 or global_batch % unit:
+        stages = f" * pipeline={pipeline} (interleaved)" if chunks > 1 else ""
+        return f"global_batch={global_batch} must be a multiple of data={data}{micro}{stages} = {unit}", near * unit
+    if near == count:
+        return None
     return (
-        f"global_batch={global_batch} must be a multiple of data={data}{micro}{stages} = {unit}",
-        max(round(global_batch / unit), 1) * unit,
+        f"global_batch={global_batch} over data={data}{micro} is {count} micro-batches, but schedule={schedule!r} "
+        f"takes as many as its {count // pipeline} whole rounds of pipeline={pipeline} divide",
+        near * unit,
     )
 
 

@@ -101,7 +101,9 @@ class Plan:
 
     def _check_batch(self) -> None:
         if self.global_batch is not None:
-            wrong = batch_problem(self.global_batch, self.micro_batch, self.data, self.pipeline, self.chunks)
+            wrong = batch_problem(
+                self.global_batch, self.micro_batch, self.data, self.pipeline, self.chunks, self.schedule
+            )
             if wrong:
                 raise UsageError(f"{wrong[0]}; the nearest is global_batch={wrong[1]}")
 

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from holmes.cluster.topology import Topology
-from holmes.planning.groups.sizes import Limits, Sizes, divisors, nearest, problems
+from holmes.planning.groups.sizes import Limits, Sizes, batch_problem, divisors, nearest, problems
 from holmes.planning.plan.plan import Plan, plan_for
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,8 @@ def workable_plan(topology: Topology, *, model_layers: int, **options: Any) -> P
             continue
         sizes, fitting_batch = near, batch
         if batch is not None:
-            sizes, fitting_batch = _with_batch(limits, near, wanted.pipeline, batch, options.get("micro_batch") or 1)
+            samples = _Samples(batch, options.get("micro_batch"), options.get("schedule") or "1f1b")
+            sizes, fitting_batch = _with_batch(limits, near, wanted.pipeline, samples)
         change = sizes.text() + (f", global_batch={fitting_batch}" if fitting_batch != batch else "")
         note = f"{change} instead of what was asked for: {str(refusal).partition('. Fix:')[0]}"
         _log.warning("plan for %d ranks: %s", topology.world_size, note)
@@ -47,17 +48,27 @@ def workable_plan(topology: Topology, *, model_layers: int, **options: Any) -> P
     raise refusal
 
 
-def _with_batch(limits: Limits, near: Sizes, pipeline: int, batch: int, micro_batch: int) -> tuple[Sizes, int]:
-    """The sizes like `near` that divide the batch, with a number of stages next to `pipeline`; else another batch."""
+@dataclasses.dataclass(frozen=True)
+class _Samples:
+    """Of a step: what was asked for."""
 
-    def unit(sizes: Sizes) -> int:
+    batch: int
+    micro_batch: int | None
+    schedule: str
+
+    def problem(self, limits: Limits, sizes: Sizes) -> tuple[str, int] | None:
+        """See `batch_problem`."""
         data = limits.world_size // (sizes.tensor * sizes.context * sizes.pipeline)
-        return data * micro_batch * (sizes.pipeline if sizes.chunks > 1 else 1)
+        return batch_problem(self.batch, self.micro_batch, data, sizes.pipeline, sizes.chunks, self.schedule)
 
+
+def _with_batch(limits: Limits, near: Sizes, pipeline: int, samples: _Samples) -> tuple[Sizes, int]:
+    """The sizes like `near` that divide the batch, with a number of stages next to `pipeline`; else another batch."""
     options = [near, *(dataclasses.replace(near, pipeline=stages) for stages in divisors(limits.world_size))]
-    fitting = [sizes for sizes in options if not problems(limits, sizes) and batch % unit(sizes) == 0]
+    fitting = [sizes for sizes in options if not problems(limits, sizes) and not samples.problem(limits, sizes)]
     if near in fitting:
-        return near, batch
+        return near, samples.batch
     if fitting:
-        return min(fitting, key=lambda sizes: (abs(sizes.pipeline - pipeline), sizes.pipeline)), batch
-    return near, max(round(batch / unit(near)), 1) * unit(near)
+        return min(fitting, key=lambda sizes: (abs(sizes.pipeline - pipeline), sizes.pipeline)), samples.batch
+    wrong = samples.problem(limits, near)
+    return near, samples.batch if wrong is None else wrong[1]

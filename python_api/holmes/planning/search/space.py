@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from holmes.cluster.topology import Topology
 from holmes.planning.groups.sizes import Limits, Sizes, check_sizes, divisors, problems
 from holmes.planning.model.gpt import RECOMPUTATIONS, Transformer, check_recomputation
-from holmes.planning.schedule import SCHEDULES, check_schedule, trainer_named
+from holmes.planning.schedule import SCHEDULES, check_schedule, fits_rounds, trainer_named
 from holmes.planning.search.machines import ClusterMachines, Machines
 from holmes_comm.errors import UsageError
 
@@ -148,24 +148,55 @@ def _schedules(pipeline: int, micro_batches: int, layers: int, wanted: Wanted) -
             yield wanted.schedule or "1f1b", 1
         return
     for schedule in wanted.schedules:
+        if not _runs(schedule, pipeline, micro_batches, wanted):
+            continue
         if schedule != "interleaved":
             if wanted.chunks in (None, 1):
                 yield schedule, 1
-        elif micro_batches % pipeline == 0:
+        else:
             for chunks in [wanted.chunks] if wanted.chunks else range(2, _MOST_CHUNKS + 1):
                 if pipeline * chunks <= layers and chunks > 1:
                     yield schedule, chunks
 
 
+def _runs(schedule: str, pipeline: int, micro_batches: int, wanted: Wanted) -> bool:
+    trainer = None if wanted.trainer is None else trainer_named(wanted.trainer)
+    has_enough = trainer is None or trainer.runs(schedule, pipeline, micro_batches)
+    return has_enough and fits_rounds(schedule, pipeline, micro_batches)
+
+
 def _no_batch(machines: Machines, sizes: Sequence[tuple[int, int]], global_batch: int, wanted: Wanted) -> ValueError:
+    """No micro-batch divides the batch, or none of the wanted schedules runs so many."""
     micro_batch = wanted.micro_batch or 1
-    units = sorted({machines.ranks // (tensor * pipeline) * micro_batch for tensor, pipeline in sizes})
-    near = min((max(round(global_batch / unit), 1) * unit for unit in units), key=lambda n: (abs(n - global_batch), n))
-    stages = " and, interleaved, a number of micro-batches that the stages divide" if wanted.chunks else ""
+    data = {(pipeline, machines.ranks // (tensor * pipeline)) for tensor, pipeline in sizes}
+    units = sorted({replicas * micro_batch for _, replicas in data})
+    near = min(
+        (
+            count * replicas * micro_batch
+            for pipeline, replicas in data
+            for schedule in wanted.schedules
+            for count in _counts(global_batch / (replicas * micro_batch), pipeline)
+            if _runs(schedule, pipeline, count, wanted)
+        ),
+        key=lambda n: (abs(n - global_batch), n),
+    )
+    rule = ""
+    if wanted.schedule == "interleaved" or (wanted.chunks or 1) > 1:
+        rule = " and, interleaved, a number of micro-batches that the stages divide"
+    elif wanted.schedule == "zb-h1":
+        rule = " and, with zb-h1, a number of micro-batches that its whole rounds of all stages divide"
+    elif wanted.trainer is not None and trainer_named(wanted.trainer).fills_1f1b:
+        rule = f" and, with 1f1b in {trainer_named(wanted.trainer).title}, at least as many micro-batches as stages"
     return ValueError(
         f"global_batch={global_batch} must be a multiple of data * micro_batch={micro_batch}, which with the sizes "
-        f"that fit is one of {units}{stages}; the nearest is global_batch={near}"
+        f"that fit is one of {units}{rule}; the nearest is global_batch={near}"
     )
+
+
+def _counts(wanted: float, pipeline: int) -> Iterator[int]:
+    """Numbers of micro-batches next to that, among which every schedule finds one that it runs."""
+    middle = max(round(wanted), 1)
+    yield from range(max(middle - pipeline, 1), middle + 2 * pipeline + 1)
 
 
 def orders(machines: Machines) -> list[tuple[int, ...]]:

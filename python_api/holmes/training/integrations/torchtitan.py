@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holmes.planning.plan.plan import Plan
+from holmes.planning.schedule import TRAINERS
 from holmes.training.integrations.requirements import NotExpressible, require_order, require_trainer
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
@@ -42,7 +43,7 @@ def torchtitan_parallelism(plan: Plan, **names: Any) -> dict[str, Any]:
     """Keyword arguments of torchtitan's `ParallelismConfig`; `names` go to `torchtitan_module_fqns`.
 
     Raises NotExpressible for ranks that are not numbered in the plan's order (torchtitan's mesh is), a schedule that
-    torch does not have, and tensor parallelism inside experts.
+    torch does not have or has too few micro-batches for, and tensor parallelism inside experts.
     """
     require_order(plan, "torchtitan")
     require_trainer(plan, "torchtitan")
@@ -60,6 +61,13 @@ def torchtitan_parallelism(plan: Plan, **names: Any) -> dict[str, Any]:
         "pipeline_parallel_degree": plan.pipeline,
     }
     if plan.pipeline > 1:
+        if plan.micro_batches is not None and not TRAINERS["torchtitan"].runs(
+            plan.schedule, plan.pipeline, plan.micro_batches
+        ):
+            raise NotExpressible(
+                f"the plan has {plan.micro_batches} micro-batches and pipeline={plan.pipeline}, but torchtitan's 1F1B "
+                "needs as many as stages at least; plan again with one of these: holmes plan --for torchtitan"
+            )
         config["pipeline_parallel_schedule"] = _SCHEDULES[plan.schedule]
         config["module_fqns_per_model_part"] = torchtitan_module_fqns(plan, **names)
         if plan.micro_batch is not None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage as TorchPipelineStage
 
 from holmes.planning.plan.plan import Plan
-from holmes.planning.schedule import SCHEDULES, check_schedule
+from holmes.planning.schedule import SCHEDULES, check_schedule, fits_rounds
 from holmes.training.arguments import whole
 from holmes.training.pipeline.checked import checked
 from holmes.training.pipeline.stage import PipelineStage
@@ -96,7 +96,8 @@ def pipeline_schedule(
     `eval` needs no target; gradients are right where torch's zero-bubble schedule loses some (docs/upstream.md), also
     with torch's own stages.
 
-    Raises ValueError where the number of stages is not the plan's, or of micro-batches is not known or below 1.
+    Raises ValueError where the number of stages is not the plan's, or of micro-batches is not known, below 1, or none
+    that the schedule runs.
     """
     check_schedule(plan.schedule, len(stages))
     if len(stages) != plan.chunks:
@@ -108,6 +109,13 @@ def pipeline_schedule(
         raise UsageError(
             "micro_batches=None needs a plan with micro_batch and global_batch, but this one has "
             f"micro_batch={plan.micro_batch}, global_batch={plan.global_batch}; give micro_batches"
+        )
+    if plan.schedule not in _ONE_STAGE and not fits_rounds("zb-h1", plan.pipeline, count):  # both have rounds in torch
+        near = [each for each in range(1, 2 * count) if fits_rounds("zb-h1", plan.pipeline, each)]
+        below, above = max(each for each in near if each < count), min(each for each in near if each > count)
+        raise UsageError(
+            f"micro_batches={count} cannot be had with schedule={plan.schedule!r} and pipeline={plan.pipeline}: its "
+            f"{count // plan.pipeline} whole rounds of all stages must divide them; the nearest are {below} and {above}"
         )
 
     cls = getattr(torch_pipelining, CLASSES[plan.schedule])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed.pipelining._utils import _StageMeta
-from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.pipelining.schedules import Schedule1F1B, _PipelineSchedule
 from torch.utils._pytree import tree_leaves
 
 from holmes.training.pipeline.sizes import SizeAnnouncer, StageMetas
@@ -25,7 +25,10 @@ class Steps(_Schedule):  # type: ignore[misc]
     """
 
     def __init__(self, stages: Any, micro_batches: int, **options: Any) -> None:
-        super().__init__(stages, micro_batches, scale_grads=False, **options)
+        # torch's 1F1B refuses fewer micro-batches than stages, but its steps are right with them.
+        least = stages.num_stages if isinstance(self, Schedule1F1B) else 1
+        super().__init__(stages, max(micro_batches, least), scale_grads=False, **options)
+        self._n_microbatches = micro_batches
         self._own: Sequence[Any] = stages if isinstance(stages, list) else [stages]
         self._announcer = SizeAnnouncer(self._own)
         self._metas = StageMetas(self._own)
