@@ -132,6 +132,16 @@ def test_a_store_says_nothing_that_guesses_can_be_tried_against() -> None:
         assert hostile.received(connection, 5 + 32)[5:] == hostile.proof(SECRET.encode(), b"server", nonce, own)
 
 
+def test_a_store_that_does_not_answer_may_be_behind_smaller_packets() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(
+            holmes_comm.UnreachableError, match=r"does not answer: .*; check that the process .*NICs' MTU get"
+        ),
+    ):
+        holmes_comm.TcpStore("127.0.0.1", listener.getsockname()[1], timeout_s=0.2, reply_timeout_s=0.3)
+
+
 def test_who_serves_in_the_stores_place_is_found_out() -> None:
     """It takes any proof, and has none of its own."""
     heard = []

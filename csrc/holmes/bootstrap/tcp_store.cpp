@@ -206,8 +206,12 @@ void TcpStore::introduce(int fd, Clock::time_point deadline) const {
 }
 
 void TcpStore::throw_lost(int error) const {
-  throw UnreachableError(where() + " is lost: " + errno_text(error) + "; check that the process that serves it runs",
-                         {.system_errno = error});
+  std::string problem = where() + (error == ETIMEDOUT ? " does not answer: " : " is lost: ") + errno_text(error) +
+                        "; check that the process that serves it runs";
+  // Small requests pass where large ones are lost; nothing else tells of a path whose packets are smaller.
+  if (error == ETIMEDOUT)
+    problem += ", and that packets as large as the NICs' MTU get there (ping -M do -s, with the MTU less 28)";
+  throw UnreachableError(problem, {.system_errno = error});
 }
 
 void TcpStore::throw_no_store() const {
