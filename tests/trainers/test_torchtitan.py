@@ -107,7 +107,7 @@ def test_what_torchtitan_cannot_be_told():
     with pytest.raises(
         NotExpressible, match="has 1 micro-batches and pipeline=2, but torchtitan's 1F1B needs as many as"
     ):
-        torchtitan_parallelism(renumbered(make(pipeline=2, schedule="1f1b", micro_batch=2, global_batch=4)))
+        torchtitan_parallelism(renumbered(make(pipeline=2, schedule="1f1b", micro_batch=2, global_batch=8)))
     with pytest.raises(NotExpressible, match="expert_tensor=2, but torchtitan does not split"):
         torchtitan_parallelism(renumbered(make(pipeline=2, tensor=2, expert=2)))
     with pytest.raises(NotExpressible, match=r"virtual stage 2 of 4 has no layer .*\[2, 3, 0, 2\]"):
