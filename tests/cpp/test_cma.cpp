@@ -21,8 +21,8 @@ constexpr std::size_t ring_bytes = 128 * 1024;
 constexpr std::size_t large_bytes = 600 * 1024;  // does not fit the ring
 
 struct Pair {
-  explicit Pair(CmaUse cma, CmaUse receiver_cma) {
-    constexpr ShmSegment::RingBytes bytes{ring_bytes, ring_bytes / 2};
+  explicit Pair(CmaUse cma, CmaUse receiver_cma, std::size_t of_ring = ring_bytes) {
+    const ShmSegment::RingBytes bytes{of_ring, ring_bytes / 2};
     const UniqueFd fd(::memfd_create("test", MFD_CLOEXEC));
     CHECK(::ftruncate(fd.get(), static_cast<off_t>(ShmSegment::segment_bytes(bytes))) == 0);
     segment = std::make_shared<ShmSegment>(fd.get(), bytes);
@@ -59,8 +59,9 @@ constexpr std::size_t stream_bytes = 24 * 1024 * 1024;
 
 // Pieces of all sizes, received in other ones, copied or peeked at, through the ring and out of the sender's memory in
 // turns.
-void check_stream(CmaUse cma, CmaUse receiver_cma, std::span<std::byte> source, std::optional<CopyWay> way = {}) {
-  Pair pair(cma, receiver_cma);
+void check_stream(CmaUse cma, CmaUse receiver_cma, std::span<std::byte> source, std::optional<CopyWay> way = {},
+                  std::size_t of_ring = ring_bytes) {
+  Pair pair(cma, receiver_cma, of_ring);
   pair.sender->set_way(way, false);
   const std::size_t total = source.size();
   std::vector<std::byte> arrived(total);
@@ -342,6 +343,17 @@ void check_batch_without_sender() {
   }
 }
 
+// What every communicator has: whole pages, and where few ranks share the room, more than an L2 of 1 MiB.
+void check_ring_sizes() {
+  for (int size = 1; size <= 200; ++size) {
+    const ShmSegment::RingBytes bytes = ShmSegment::ring_bytes_for(size);
+    for (const std::size_t each : {bytes.collective, bytes.p2p})
+      CHECK(each % (64 * 1024) == 0 && each >= 64 * 1024 && each <= 3 << 19);
+    CHECK(size <= 6 ? bytes.p2p > 1 << 20 : bytes.p2p <= 1 << 20);
+    CHECK(size <= 2 ? bytes.collective > 1 << 20 : bytes.collective <= 1 << 20);
+  }
+}
+
 // Rings of collectives and of messages, of different sizes: each is twice in memory, and beside all others.
 void check_rings() {
   constexpr std::size_t page = 4096;
@@ -371,6 +383,8 @@ int main() {
   std::ranges::copy(source, shared.data());
   for (const CmaUse cma : {CmaUse::never, CmaUse::measured, CmaUse::always}) check_stream(cma, cma, source);
   check_stream(CmaUse::always, CmaUse::never, source);
+  for (const CmaUse cma : {CmaUse::never, CmaUse::always})  // no power of two
+    check_stream(cma, cma, source, {}, ring_bytes - 4096);
   const std::span<std::byte> shared_data(shared.data(), shared.bytes());
   for (const CmaUse receiver_cma : {CmaUse::never, CmaUse::measured, CmaUse::always})
     check_stream(CmaUse::measured, receiver_cma, shared_data, CopyWay::in_place);
@@ -378,6 +392,7 @@ int main() {
     for (unsigned seed = 1; seed <= 5; ++seed) check_scattered(cma, cma, seed);
   for (unsigned seed = 6; seed <= 8; ++seed) check_scattered(CmaUse::always, CmaUse::never, seed);
   check_rings();
+  check_ring_sizes();
   check_batch_without_sender();
   check_in_place(/*bypass_cache=*/false);
   check_in_place(/*bypass_cache=*/true);

@@ -278,8 +278,9 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   EngineNeeds needs;
   const SharedByChannels shared{env.cma, ring_bytes, rails};
   // Measured, 4 and 8 ranks on 2 processors, rings of 1 MiB: 1 and 2 MiB take less through them, 8 MiB by CMA.
-  constexpr std::size_t rings_per_call = 4;
-  if (shares_processors(mesh)) shared.messages->ring_call_bytes = rings_per_call * ring_bytes.p2p;
+  constexpr std::size_t rings_per_call = 4, most_per_call = 4 << 20;
+  if (shares_processors(mesh))
+    shared.messages->ring_call_bytes = std::min(rings_per_call * ring_bytes.p2p, most_per_call);
   try {
     for (PeerConnections& connections : mesh.peers) {
       if (connections.peer < 0) continue;

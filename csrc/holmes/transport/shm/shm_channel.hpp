@@ -19,7 +19,7 @@ namespace holmes {
 // mapping.
 class ShmSegment {
 public:
-  // Of one ring; powers of two, multiples of the page size.
+  // Of one ring; multiples of the page size.
   struct RingBytes {
     std::size_t collective;
     std::size_t p2p;
@@ -104,14 +104,17 @@ private:
   void took(std::size_t bytes);
   void stage(std::size_t bytes);
   void take(std::size_t bytes);
+  void wrote(std::size_t bytes);
   void wake_writer();
 
   std::shared_ptr<ShmSegment> segment_;
   ShmSegment::Ring& out_;
   ShmSegment::Ring& in_;
   std::size_t ring_bytes_;
-  std::byte* out_data_;
-  std::byte* in_data_;
+  std::byte* out_at_;  // where the next byte goes, before the ring's end
+  std::byte* out_end_;
+  std::byte* in_at_;  // where the next one comes from
+  std::byte* in_end_;
   RingCopy copy_to_ring_;
   CmaSender shown_;
   CmaReceiver seen_;
