@@ -11,15 +11,18 @@ Exchange::Exchange(Group& group, Signature signature, std::shared_ptr<Work> work
                    std::vector<Buffer> sends, std::vector<Buffer> recvs)
     : Collective(group, signature, std::move(work), deadline), sends_(std::move(sends)), recvs_(std::move(recvs)) {}
 
-// Others' parts may differ, but for these.
+// Others' parts may differ, but for these. (Of an all_to_all, too. But where it is much, one that goes one way on one
+// rank and another way on the next takes longer than either, and ranks that receive about as much decide alike.)
 std::size_t Exchange::agreed_bytes() const {
   if (signature_.op == OpCode::all_gather || signature_.op == OpCode::split) return total_bytes(recvs_);
+  constexpr std::size_t min_all_to_all_bytes = 8 * 1024 * 1024;
+  if (signature_.op == OpCode::all_to_all && total_bytes(recvs_) >= min_all_to_all_bytes) return total_bytes(recvs_);
   if (signature_.op == OpCode::broadcast) return signature_.count * size_bytes(signature_.dtype);
   return 0;
 }
 
 bool Exchange::sends_shared() const {
-  return std::ranges::all_of(sends_, is_shared) &&
+  return signature_.op != OpCode::all_to_all && std::ranges::all_of(sends_, is_shared) &&
          (signature_.op != OpCode::broadcast || std::ranges::all_of(recvs_, is_shared));
 }
 
