@@ -206,8 +206,7 @@ void TcpStore::introduce(int fd, Clock::time_point deadline) const {
 }
 
 void TcpStore::throw_lost(int error) const {
-  std::string problem = where() + (error == ETIMEDOUT ? " does not answer: " : " is lost: ") + errno_text(error) +
-                        "; check that the process that serves it runs";
+  std::string problem = where() + " is lost: " + errno_text(error) + "; check that the process that serves it runs";
   // Small requests pass where large ones are lost; nothing else tells of a path whose packets are smaller.
   if (error == ETIMEDOUT)
     problem += ", and that packets as large as the NICs' MTU get there (ping -M do -s, with the MTU less 28)";
