@@ -27,6 +27,11 @@ class NicMetrics:
         path: "inter": to ranks of other clusters, or far ones where no clusters are named; "intra": to all others.
         round_trip_s: the longest that TCP measures now, of open connections; 0: none does.
         path_changes: how often what a far path carries became another rate, by more than a third.
+        busy_s: how long bytes waited to be sent or acknowledged; of several connections added up, as the following.
+        receiver_limited_s: of that, while the peer did not read.
+        buffer_limited_s: of that, while the send buffer was full.
+        stalls: how often a connection had bytes under way of which none arrived, for 0.3 s or more.
+        stalled_s: how long that lasted.
     """
 
     group: str
@@ -39,6 +44,11 @@ class NicMetrics:
     path: str = "intra"
     round_trip_s: float = 0.0
     path_changes: int = 0
+    busy_s: float = 0.0
+    receiver_limited_s: float = 0.0
+    buffer_limited_s: float = 0.0
+    stalls: int = 0
+    stalled_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -147,6 +157,15 @@ class Metrics:
         yield "holmes_round_trip_seconds", "gauge", "Longest that TCP measures now.", round_trips
         changes = "Times that a far path's rate became another."
         yield "holmes_path_changes_total", "counter", changes, of_nics("path_changes")
+        busy = "Seconds that bytes waited to be sent or acknowledged, of all connections."
+        yield "holmes_busy_seconds_total", "counter", busy, of_nics("busy_s")
+        unread = "Of these, while the peer did not read."
+        yield "holmes_receiver_limited_seconds_total", "counter", unread, of_nics("receiver_limited_s")
+        full = "Of these, while the send buffer was full."
+        yield "holmes_buffer_limited_seconds_total", "counter", full, of_nics("buffer_limited_s")
+        stalls = "Times that a connection had bytes under way and none arrived."
+        yield "holmes_stalls_total", "counter", stalls, of_nics("stalls")
+        yield "holmes_stalled_seconds_total", "counter", "Seconds that this lasted.", of_nics("stalled_s")
         yield "holmes_operations_total", "counter", "Operations that ended well.", of_operations("completed")
         yield "holmes_operations_failed_total", "counter", "Operations that failed.", of_operations("failed")
         yield "holmes_operation_bytes_total", "counter", "Bytes of this rank's buffers.", of_operations("bytes")

@@ -123,9 +123,11 @@ inline pybind11::dict to_dict(const ConnectionInfo& info) {
       "interface"_a = info.interface, "local_address"_a = info.local_address, "remote_address"_a = info.remote_address,
       "device_bound"_a = info.device_bound, "retired"_a = info.is_retired, "sent_bytes"_a = info.sent_bytes,
       "received_bytes"_a = info.received_bytes, "retransmitted_segments"_a = info.retransmitted_segments,
-      "resent_chunks"_a = info.resent_chunks, "round_trip_us"_a = info.round_trip_us,
-      "path_bytes_per_s"_a = info.path_bytes_per_s, "path_changes"_a = info.path_changes,
-      "encryption"_a = info.encryption);
+      "path"_a = info.is_between ? "inter" : "intra", "resent_chunks"_a = info.resent_chunks,
+      "round_trip_us"_a = info.round_trip_us, "busy_us"_a = info.busy_us,
+      "receiver_limited_us"_a = info.receiver_limited_us, "buffer_limited_us"_a = info.buffer_limited_us,
+      "stalls"_a = info.stalls, "stalled_us"_a = info.stalled_us, "path_bytes_per_s"_a = info.path_bytes_per_s,
+      "path_changes"_a = info.path_changes, "encryption"_a = info.encryption);
 }
 
 }  // namespace holmes

@@ -130,7 +130,7 @@ def test_what_is_between_clusters_is_a_row_of_its_own(capsys: pytest.CaptureFixt
     def taken(taken_s: float, inside: int, between: int) -> Sample:
         nics = (
             NicMetrics("pp", "eth0", inside, 0, 0, 0, 1),
-            NicMetrics("pp", "eth0", between, 0, 0, 0, 1, "inter", 0.0412, 2),
+            NicMetrics("pp", "eth0", between, 0, 0, 0, 1, "inter", 0.0412, 2, stalls=between // 10**9),
         )
         return Sample("a", 3, "a", taken_s, Metrics(nics, (), {}, {"pp": 1}, {}))
 
@@ -140,7 +140,8 @@ def test_what_is_between_clusters_is_a_row_of_its_own(capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[3] for line in lines if line.startswith("   3 ")] == ["eth0"]
     assert [line.split()[:2] for line in lines if "*eth0" in line] == [["pp", "*eth0"]]
-    assert lines[-1] == "* between clusters; round trip up to 41.2 ms, 2 changes of rate"
+    assert lines[-2] == "* between clusters; round trip up to 41.2 ms, 2 changes of rate"
+    assert lines[-1] == "1 stall: bytes were under way and none arrived"
 
 
 @pytest.mark.parametrize("gbps", [0.00123, 0.00999, 0.0123, 1.0, 999.7, 12345.0])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -254,6 +256,77 @@ def test_what_is_between_clusters_is_told_apart(delay_ms: float, arguments: list
     assert own["inter"]["round_trip_s"] >= 2e-3 * delay_ms
     assert f'holmes_sent_bytes_total{{group="{own["inter"]["group"]}",nic="eth0",path="inter",rank="0"' in found["text"]
     assert "holmes_path_changes_total{" in found["text"]
+
+
+@needs_namespaces
+def test_what_crosses_is_seen_by_group_stream_and_time(tmp_path: Path) -> None:
+    """While the uplink is down, 1.5 s, the stream that sends over it stalls, and nothing inside the cluster."""
+    uplink = {"rate_gbps": 0.05, "delay_ms": 20, "queue_bytes": 250_000}
+    nics = [{"name": "eth0", "network": "eth"}]
+    clusters = {"a": {"nodes": 2, "nics": nics}, "b": {"nodes": 1, "nics": nics}}
+    spec = parse_spec("seen", {"networks": {"eth": {"class": "ethernet", "uplink": uplink}}, "clusters": clusters})
+    with Testbed(spec).session() as session:
+        job = session.launch([sys.executable, str(WORKERS / "far_worker.py"), "seen", str(tmp_path)])
+        until = time.monotonic() + 60
+        while not (tmp_path / "begun").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(2)
+        session.change_link("eth/a", up=False)
+        time.sleep(1.5)
+        session.change_link("eth/a", up=True)
+        time.sleep(5)
+        (tmp_path / "stop").touch()
+        result = job.wait(60.0)
+    lines = [line for lines in result.outputs.values() for line in lines]
+    assert result.returncode == 0, lines
+    (found,) = [json.loads(line) for line in lines if line.startswith("{")]
+    # By group, and of each stream.
+    inter, intra = ([nic for nic in found["nics"] if nic["path"] == path] for path in ("inter", "intra"))
+    assert sum(nic["stalls"] for nic in inter) >= 1
+    assert 1.2 < sum(nic["stalled_s"] for nic in inter) < 8
+    assert sum(nic["stalls"] + nic["stalled_s"] for nic in intra) == 0
+    assert sum(nic["busy_s"] for nic in inter) > 3
+    assert {"receiver_limited_s", "buffer_limited_s"} < inter[0].keys()
+    assert 'holmes_stalled_seconds_total{group="pp",nic="eth0",path="inter"' in found["text"]
+    across = [c for c in found["connections"] if c["peer"] == 2 and c["purpose"] == "p2p"]
+    assert {c["path"] for c in across} == {"inter"}
+    assert {c["path"] for c in found["connections"] if c["peer"] == 1} == {"intra"}
+    assert sum(c["stalls"] for c in across) >= 1
+    assert sum(c["stalled_us"] for c in across) > 1.2e6
+    # In the record, by communicator; and the link by time.
+    (own,) = [one for one in found["record"]["communicators"] if one["name"].endswith("pp")]
+    sent = {nic["path"]: nic["sent_bytes"] for nic in own["nics"]}
+    assert found["across"] <= sent["inter"] < 1.1 * found["across"] + 1e5
+    assert 1e6 <= sent["intra"] < 1.2e6
+    (link,) = found["record"]["links"]
+    assert (link["nic"], link["from"], link["to"]) == ("eth0", "cluster a", "cluster b")
+    _check_trace(tmp_path, found["across"])
+
+
+def _check_trace(folder: Path, across: int) -> None:
+    """What the link carried is there by time: all of it, not faster than it is, nothing while it was down."""
+    command = [sys.executable, "-m", "holmes", "debug", str(folder), "--trace", str(folder / "trace")]
+    subprocess.run(command, check=False, capture_output=True)  # that a rank has ended is a finding
+    events = json.loads((folder / "trace").read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    counters: dict[str, list[tuple[float, float]]] = {}
+    for event in events:
+        if event["ph"] == "C" and names[event["pid"]] == "links between clusters":
+            (value,) = event["args"].values()
+            counters.setdefault(event["name"], []).append((event["ts"] * 1e-6, value))
+    there = "cluster a to cluster b"
+    rates, round_trips, stalled = (counters[f"{there}, {unit}"] for unit in ("Mbit/s", "round trip ms", "stalled"))
+    spans = [(then - at, rate) for (at, rate), (then, _) in itertools.pairwise(rates)]
+    sent_bytes = sum(seconds * rate for seconds, rate in spans) * 1e6 / 8
+    assert across <= sent_bytes < 1.3 * across  # TCP's repetitions, answers and handshakes too
+    assert max(rate for seconds, rate in spans if seconds > 0.05) < 150
+    assert sum(seconds for seconds, rate in spans if rate < 5) > 1.2  # down
+    assert rates[-1][1] == 0  # nobody sends any more
+    assert max(ms for _, ms in round_trips) >= 40
+    assert max(number for _, number in stalled) >= 1
+    assert stalled[-1][1] == 0
+    sends = [event for event in events if event["ph"] == "X" and event["name"].startswith("send")]
+    assert min(at for at, rate in rates if rate > 20) < max(event["ts"] for event in sends) * 1e-6
 
 
 #: Of the frames that `holmes-line` sends; then what is measured is about the machine.

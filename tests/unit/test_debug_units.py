@@ -77,7 +77,7 @@ def view(rank: int, size: int, waits: list[Any], *, name: str = "dp0", entered: 
     return {**usual, **fields}
 
 
-def process(rank: int, *views: Any, at: str = "train.py:41 in load_batch") -> ProcessRecord:
+def process(rank: int, *views: Any, at: str = "train.py:41 in load_batch", **fields: Any) -> ProcessRecord:
     data = {
         "kind": "holmes-flight-record",
         "version": 1,
@@ -90,6 +90,7 @@ def process(rank: int, *views: Any, at: str = "train.py:41 in load_batch") -> Pr
         "wall_s": WALL_S,
         "communicators": list(views),
         "stacks": [{"thread": "MainThread", "is_main": True, "frames": [at]}],
+        **fields,
     }
     return ProcessRecord.from_dict(data)
 

@@ -32,7 +32,7 @@ NAMES = re.compile(r"holmes_\w+")
 
 def served() -> dict[str, set[str]]:
     """Series and their labels, of a rank that has everything."""
-    nics = (NicMetrics("dp", "ib0", 1, 1, 1, 1, 1, "inter", 0.04, 1),)
+    nics = (NicMetrics("dp", "ib0", 1, 1, 1, 1, 1, "inter", 0.04, 1, 2.0, 0.5, 0.5, 1, 0.4),)
     operations = (OperationMetrics("dp", "all_reduce", 1, 1, 1, 1.0),)
     failures = {("dp", "TimeoutError"): 1}
     labels = {"rank": "0", "host": "a0"}

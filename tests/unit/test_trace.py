@@ -74,7 +74,7 @@ def checked(trace: dict[str, Any]) -> dict[tuple[int, int], list[dict[str, Any]]
     for event in trace["traceEvents"]:
         assert isinstance(event["pid"], int)
         assert isinstance(event["tid"], int)
-        assert event["ph"] in ("X", "M")
+        assert event["ph"] in ("X", "M", "C")
         assert isinstance(event["name"], str)
         if event["ph"] == "M":
             assert event["name"] in ("process_name", "process_sort_index", "thread_name", "thread_sort_index")
@@ -82,6 +82,10 @@ def checked(trace: dict[str, Any]) -> dict[tuple[int, int], list[dict[str, Any]]
                 names.add((event["pid"], event["tid"]))
             continue
         assert event["ts"] >= 0
+        if event["ph"] == "C":
+            (value,) = event["args"].values()
+            assert value >= 0
+            continue
         assert event["dur"] >= 0
         tracks[event["pid"], event["tid"]].append(event)
     assert names == set(tracks)
@@ -108,6 +112,47 @@ def test_tracks_of_ranks_groups_and_what_overlaps() -> None:
     assert last["args"]["unfinished"] is True
     assert last["ts"] + last["dur"] == pytest.approx(5e6, abs=1)  # when the record was made
     assert last["args"]["queued_us"] == pytest.approx(1e5, abs=1)
+
+
+def link(*samples: tuple[float, int, float, int], there: str = "cluster b") -> dict[str, Any]:
+    """`samples`: seconds before the record, bytes sent until then, round trip in seconds, stalled connections."""
+    columns = ["at_s", "sent_bytes", "round_trip_s", "stalled"]
+    rows = [[NOW_S + at_s, *rest] for at_s, *rest in samples]
+    return {"nic": "eth0", "from": "cluster a", "to": there, "columns": columns, "samples": rows}
+
+
+def counters(trace: dict[str, Any]) -> dict[tuple[int, str], list[tuple[float, float]]]:
+    found: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "C":
+            (value,) = event["args"].values()
+            found[event["pid"], event["name"]].append((event["ts"] * 1e-6, value))
+    return dict(found)
+
+
+def test_a_link_is_a_track_of_all_ranks_that_use_it() -> None:
+    calls = [ended("all_reduce", 7, -4, -1)]
+    mega = 125_000  # bytes of a Mbit
+    one = link((-60, 0, 0, 0), (-5, 5 * mega, 0.02, 0), (-3, 25 * mega, 0.04, 1), (-1, 25 * mega, 0, 0))
+    two = link((-4, 0, 0, 0), (-2, 60 * mega, 0.03, 2))
+    records = [process(rank, view(rank, 2, [], operations=calls), links=[each]) for rank, each in enumerate((one, two))]
+    trace = chrome_trace(job_of(records[0], records[1]))
+    checked(trace)
+    found = counters(trace)
+    links = next(
+        event["pid"] for event in trace["traceEvents"] if event["args"].get("name") == "links between clusters"
+    )
+    # From the first operation on; what was sent in an interval was sent evenly. The two overlap from 0 s to 1 s.
+    assert found[0, "eth0 to cluster b, Mbit/s"] == [(0, 10), (1, 0), (3, 0)]
+    assert found[1, "eth0 to cluster b, Mbit/s"] == [(0, 30), (2, 0)]
+    assert found[links, "cluster a to cluster b, Mbit/s"] == [(0, 40), (1, 30), (2, 0), (3, 0)]
+    assert found[links, "cluster a to cluster b, round trip ms"] == [(1, 40), (2, 40), (3, 30)]
+    assert found[links, "cluster a to cluster b, stalled"] == [(1, 1), (2, 3), (3, 2)]
+    # Where nothing is recorded but links: as long as they know.
+    alone = counters(chrome_trace(job_of(process(0, view(0, 1, []), links=[two]))))
+    assert alone[0, "eth0 to cluster b, Mbit/s"] == [(0, 30), (2, 0)]
+    # Of a record of before there were any: nothing.
+    assert counters(chrome_trace(job_of(process(0, view(0, 1, [], operations=calls))))) == {}
 
 
 def test_a_real_record_and_a_timeline_are_one_trace(tmp_path: Path) -> None:

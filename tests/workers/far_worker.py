@@ -11,7 +11,9 @@ following FOLDER: messages of 1 MiB to rank 1 until there is FOLDER/stop, each l
 what rank 0's path then carried. resting: nothing for longer than a silent peer is waited for; a line says when that
 begins. counted [FLAT]: 1 MB to rank 1 and 3 MB to rank 2, and the metrics of that; with FLAT= or FLAT=never the first
 letters of the hosts are their clusters. uplink: messages to rank 2, the first letters of the hosts being their
-clusters, alone and while rank 1 sends to rank 3 without a pause.
+clusters, alone and while rank 1 sends to rank 3 without a pause. seen FOLDER: 1 MB to rank 1 and, after FOLDER/begun,
+to rank 2 until there is FOLDER/stop, the first letters of the hosts being their clusters; every rank's flight record
+goes to FOLDER.
 """
 
 from __future__ import annotations
@@ -282,6 +284,37 @@ def counted() -> dict[str, object]:
     return {"nics": [asdict(nic) for nic in found.nics], "text": found.to_prometheus()}
 
 
+def seen(pause_s: float = 0.5) -> dict[str, object]:
+    folder, nics = Path(sys.argv[2]), holmes_comm.NicSelection(names=("eth0",))
+    options = {"cluster": socket.gethostname()[0], "hierarchical_min_bytes": "never", "timeout_s": 60.0}
+    comm = holmes_comm.init(STORE, RANK, SIZE, nics=nics, name="pp", **options)
+    data, across = np.ones(125_000), 0
+    if RANK == 0:
+        comm.send(data, 1)
+    elif RANK == 1:
+        comm.recv(data, 0)
+    comm.barrier()
+    if RANK == 0:
+        (folder / "begun").touch()
+    while RANK != 1 and data[0]:
+        if RANK == 0:
+            data[0] = not (folder / "stop").exists()
+            comm.send(data, 2)
+            comm.recv(np.zeros(1), 2)
+            across += data.nbytes
+        else:
+            comm.recv(data, 0)
+            comm.send(np.ones(1), 0)
+    comm.barrier()
+    time.sleep(pause_s)  # in which nobody sends
+    record = holmes_comm.flight_record()
+    (folder / f"{record['host']}-{record['pid']}.json").write_text(json.dumps(record))
+    found, connections = holmes_comm.metrics(), comm.connections()
+    comm.barrier()
+    nics_of = {"nics": [asdict(nic) for nic in found.nics], "connections": connections}
+    return {**nics_of, "across": across, "record": record, "text": found.to_prometheus()}
+
+
 def uplink(count: int = 16) -> dict[str, object]:
     """Milliseconds of 512 KiB messages and their answers."""
     nics, cluster = holmes_comm.NicSelection(names=("eth0",)), socket.gethostname()[0]
@@ -351,6 +384,7 @@ scenarios = {
     "changing": changing,
     "following": following,
     "counted": counted,
+    "seen": seen,
     "uplink": uplink,
     "resting": resting,
 }

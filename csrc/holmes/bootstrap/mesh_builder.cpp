@@ -379,21 +379,22 @@ void MeshBuilder::drop(Stranger& stranger, const std::string& reason) {
   stranger.is_done = true;
 }
 
-// Where a path to it ends, in words.
-std::string MeshBuilder::place_of(int peer) const {
-  const auto own = static_cast<std::size_t>(options_.rank), other = static_cast<std::size_t>(peer);
+// Where a path between two ranks ends, in words.
+std::string MeshBuilder::place_of(int rank, int seen_from) const {
+  const auto there = static_cast<std::size_t>(rank), here = static_cast<std::size_t>(seen_from);
   const auto& names = options_.cluster_names;
-  if (!names.empty() && names[own] != names[other]) return "cluster " + names[other];
-  if (names.empty() && !(*records_)[own].same_cluster((*records_)[other]))
-    return "cluster " + (*records_)[other].cluster;
-  return "host " + mesh_.hosts[other];
+  if (!names.empty() && names[here] != names[there]) return "cluster " + names[there];
+  if (names.empty() && !(*records_)[here].same_cluster((*records_)[there]))
+    return "cluster " + (*records_)[there].cluster;
+  return "host " + mesh_.hosts[there];
 }
 
 void MeshBuilder::fill(int peer, Purpose purpose, int rail, int stream, Connection connected, bool over_unix,
                        bool device_bound) {
   auto& socket = slot(peer, purpose, rail, stream);
   if (!socket.fd) --missing_;  // else it replaces one that the peer gave up
-  socket.watch.reset();        // it asks for a socket that is about to close
+  socket.watch.reset();        // they ask for a socket that is about to close
+  socket.use.reset();
   socket = std::move(connected);
   const auto& nic = nics_[static_cast<std::size_t>(rail)];
   const auto local = SocketAddress::local_of(socket.fd.get()), remote = SocketAddress::remote_of(socket.fd.get());
@@ -422,11 +423,15 @@ void MeshBuilder::fill(int peer, Purpose purpose, int rail, int stream, Connecti
     const auto& own = (*records_)[static_cast<std::size_t>(options_.rank)];
     const bool is_other = !own.same_cluster((*records_)[static_cast<std::size_t>(peer)]);
     socket.info.is_between = options_.between_clusters.value_or(own.cluster.empty() ? is_far : is_other);
+    const std::string to = place_of(peer, options_.rank);
     if (is_far) {
       suit_far_path(socket.fd.get(), env_.tcp_congestion.has_value());
       if (purpose != Purpose::control)
-        socket.watch =
-            std::make_unique<PathWatch>(Path::of(nic.interface, place_of(peer)), options_.rank, socket.fd.get());
+        socket.watch = std::make_unique<PathWatch>(Path::of(nic.interface, to), options_.rank, socket.fd.get());
+    }
+    if (purpose != Purpose::control) {
+      auto link = socket.info.is_between ? link_between(nic.interface, place_of(options_.rank, peer), to) : nullptr;
+      socket.use = use_of(socket.fd.get(), std::move(link));
     }
     if (options_.priority && purpose != Purpose::control)
       socket.pacer =

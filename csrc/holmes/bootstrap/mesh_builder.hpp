@@ -111,7 +111,7 @@ private:
   RailRange rails_to(int peer) const;
   // Of the connections to `peer`; empty: the system's.
   std::string congestion_control(int peer) const;
-  std::string place_of(int peer) const;
+  std::string place_of(int rank, int seen_from) const;
   void suit_listener(int fd) const;
   bool is_same_machine(int peer) const;
 

@@ -24,6 +24,13 @@ struct ConnectionInfo {
   std::uint64_t retransmitted_segments = 0;  // TCP segments the system sent again
   std::uint64_t resent_chunks = 0;           // sent again on other rails, since this one was lost
   std::uint64_t round_trip_us = 0;           // as TCP measures it now; 0: it is not known
+  // How long bytes waited to be sent or acknowledged; of that, while the peer did not read, and while the send buffer
+  // was full.
+  std::uint64_t busy_us = 0;
+  std::uint64_t receiver_limited_us = 0;
+  std::uint64_t buffer_limited_us = 0;
+  std::uint64_t stalls = 0;      // how often bytes were under way and none arrived, see StallWatch
+  std::uint64_t stalled_us = 0;  // in all
   // What a far path carries, all that share it together, while more is to be sent than it takes; 0: not known.
   std::uint64_t path_bytes_per_s = 0;
   std::uint64_t path_changes = 0;  // how often that became another rate, by more than a third

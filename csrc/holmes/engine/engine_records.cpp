@@ -55,6 +55,7 @@ CommunicatorRecord EngineRecords::record(Clock::time_point until) {
     if (Clock::now() >= until) break;
     std::this_thread::sleep_for(look_pause);
   }
+  record.nics = totals_by_path(engine_.connections(), !engine_.is_dead());
   record.entered = engine_.operations().entered();
   record.failure = engine_.failure();
   std::lock_guard lock(mutex_);

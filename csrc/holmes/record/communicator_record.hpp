@@ -2,8 +2,10 @@
 // JSON.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "holmes/core/connection_info.hpp"
@@ -57,6 +59,30 @@ struct DriverState {
 };
 inline constexpr std::size_t max_pending = 256;
 
+// Of a communicator's connections those over one interface ("shm": shared memory) between clusters, or inside them.
+using PathKey = std::pair<std::string, bool>;
+
+// What a communicator's connections of one such kind did.
+struct NicTotals {
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+  std::uint64_t retransmitted_segments = 0;
+  std::uint64_t resent_chunks = 0;
+  std::uint64_t connections = 0;    // open ones
+  std::uint64_t round_trip_us = 0;  // the longest of those
+  std::uint64_t path_changes = 0;
+  std::uint64_t busy_us = 0;  // as in ConnectionInfo, of all of them added up
+  std::uint64_t receiver_limited_us = 0;
+  std::uint64_t buffer_limited_us = 0;
+  std::uint64_t stalls = 0;
+  std::uint64_t stalled_us = 0;
+};
+
+void operator+=(NicTotals& to, const NicTotals& from);
+std::map<PathKey, NicTotals> totals_by_path(const std::vector<ConnectionInfo>& connections, bool is_alive);
+// Into an object that is open.
+void append_totals(JsonWriter& json, const std::string& interface, bool is_between, const NicTotals& totals);
+
 struct CommunicatorRecord {
   std::string name;
   std::uint64_t id = 0;  // the same on all ranks, differs from every other communicator's; 0: set-up is not done
@@ -68,6 +94,7 @@ struct CommunicatorRecord {
   std::vector<PeerIdentity> ranks;            // by rank; empty: set-up is not done
   std::optional<DriverState> state{};         // absent: the thread that drives it did not answer in time
   std::vector<RecordedOperation> operations;  // oldest first
+  std::map<PathKey, NicTotals> nics;          // empty: not known
 };
 
 // What a communicator has done and does, for metrics.

@@ -17,6 +17,7 @@
 #include "holmes/core/log.hpp"
 #include "holmes/core/no_memory.hpp"
 #include "holmes/record/communicator_record.hpp"
+#include "holmes/record/link_use.hpp"
 #include "holmes/record/registry.hpp"
 
 namespace holmes {
@@ -49,6 +50,21 @@ std::optional<int> job_rank_of(const std::vector<CommunicatorRecord>& records) {
 
 double seconds_of(std::chrono::system_clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
+
+// Samples as rows, of which there may be hundreds.
+void append_json(JsonWriter& json, const LinkRecord& link) {
+  const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
+  json.begin_object().field("nic", link.interface).field("from", link.from).field("to", link.to);
+  json.key("columns").raw(R"(["at_s", "sent_bytes", "round_trip_s", "stalled"])").key("samples").begin_array();
+  for (const LinkSample& sample : link.samples)
+    json.begin_array()
+        .value(seconds(sample.at.time_since_epoch()))
+        .value(sample.sent_bytes)
+        .value(seconds(sample.round_trip))
+        .value(sample.stalled)
+        .end_array();
+  json.end_array().end_object();
 }
 
 // Whole or not at all: a reader sees the old file or the new one.
@@ -135,6 +151,8 @@ void write_in_time(const std::string& folder, std::string record, bool asks_othe
 
 std::string process_record_json(const std::string& reason, Duration patience, Duration settle) {
   const auto records = collect_records(patience, settle);
+  look_at_links();
+  const auto links = link_records();
   const auto now = Clock::now();
   const auto wall = std::chrono::system_clock::now();
   JsonWriter json;
@@ -147,7 +165,9 @@ std::string process_record_json(const std::string& reason, Duration patience, Du
   for (const CommunicatorRecord& record : records) append_json(json, record);
   json.end_array().key("metrics");
   append_json(json, collect_metrics());
-  json.key("stacks");
+  json.key("links").begin_array();
+  for (const LinkRecord& link : links) append_json(json, link);
+  json.end_array().key("stacks");
   const StackSource source = stack_source.load();
   json.raw(source ? source(patience) : "[]");
   json.end_object();

@@ -37,16 +37,6 @@ std::vector<std::shared_ptr<RecordSource>> alive_sources() {
   return alive;
 }
 
-void operator+=(NicTotals& to, const NicTotals& from) {
-  to.sent_bytes += from.sent_bytes;
-  to.received_bytes += from.received_bytes;
-  to.retransmitted_segments += from.retransmitted_segments;
-  to.resent_chunks += from.resent_chunks;
-  to.connections += from.connections;
-  to.round_trip_us = std::max(to.round_trip_us, from.round_trip_us);
-  to.path_changes += from.path_changes;
-}
-
 void operator+=(OperationTotals& to, const OperationTotals& from) {
   to.completed += from.completed;
   to.failed += from.failed;
@@ -55,20 +45,8 @@ void operator+=(OperationTotals& to, const OperationTotals& from) {
 }
 
 void add(Metrics& all, const CommunicatorMetrics& one, bool is_alive) {
-  std::map<NicKey, std::uint64_t> changes;  // connections of one path see the same ones
-  for (const ConnectionInfo& info : one.connections) {
-    const bool is_open = is_alive && !info.is_retired;
-    const NicKey key{one.name, info.transport == "shm" ? "shm" : info.interface, info.is_between};
-    NicTotals& totals = all.nics[key];
-    changes[key] = std::max(changes[key], info.path_changes);
-    totals += {.sent_bytes = info.sent_bytes,
-               .received_bytes = info.received_bytes,
-               .retransmitted_segments = info.retransmitted_segments,
-               .resent_chunks = info.resent_chunks,
-               .connections = is_open ? 1U : 0U,
-               .round_trip_us = is_open ? info.round_trip_us : 0};
-  }
-  for (const auto& [key, count] : changes) all.nics[key].path_changes += count;
+  for (const auto& [key, totals] : totals_by_path(one.connections, is_alive))
+    all.nics[{one.name, key.first, key.second}] += totals;
   for (std::size_t op = 0; op < op_code_count; ++op) {
     const OperationTotals& from = one.operations[op];
     if (from.completed + from.failed == 0) continue;
@@ -191,19 +169,11 @@ Metrics collect_metrics() {
 
 void append_json(JsonWriter& json, const Metrics& metrics) {
   json.begin_object().key("nics").begin_array();
-  for (const auto& [key, totals] : metrics.nics)
-    json.begin_object()
-        .field("group", std::get<0>(key))
-        .field("nic", std::get<1>(key))
-        .field("path", std::get<2>(key) ? "inter" : "intra")
-        .field("sent_bytes", totals.sent_bytes)
-        .field("received_bytes", totals.received_bytes)
-        .field("retransmitted_segments", totals.retransmitted_segments)
-        .field("resent_chunks", totals.resent_chunks)
-        .field("connections", totals.connections)
-        .field("round_trip_s", static_cast<double>(totals.round_trip_us) * 1e-6)
-        .field("path_changes", totals.path_changes)
-        .end_object();
+  for (const auto& [key, totals] : metrics.nics) {
+    json.begin_object().field("group", std::get<0>(key));
+    append_totals(json, std::get<1>(key), std::get<2>(key), totals);
+    json.end_object();
+  }
   json.end_array().key("operations").begin_array();
   for (const auto& [key, totals] : metrics.operations)
     json.begin_object()

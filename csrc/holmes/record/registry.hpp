@@ -26,19 +26,8 @@ void count_failure(const std::string& communicator, ErrorKind kind);
 // are missing, it looks again after `settle` and tells what has moved; zero: it does not.
 std::vector<CommunicatorRecord> collect_records(Duration patience, Duration settle);
 
-// A group, and of its connections those over one interface ("shm": shared memory) between clusters, or inside them.
+// A group, and of its connections those of one kind, as in PathKey.
 using NicKey = std::tuple<std::string, std::string, bool>;
-
-// What they carried.
-struct NicTotals {
-  std::uint64_t sent_bytes = 0;
-  std::uint64_t received_bytes = 0;
-  std::uint64_t retransmitted_segments = 0;
-  std::uint64_t resent_chunks = 0;
-  std::uint64_t connections = 0;    // open ones
-  std::uint64_t round_trip_us = 0;  // the longest of those
-  std::uint64_t path_changes = 0;
-};
 
 // What ended groups count together that are no longer kept one by one.
 inline constexpr const char* older_groups = "(older groups)";

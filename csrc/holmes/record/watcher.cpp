@@ -11,6 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -32,6 +33,7 @@
 #include "holmes/core/no_memory.hpp"
 #include "holmes/core/thread.hpp"
 #include "holmes/record/dump.hpp"
+#include "holmes/record/link_use.hpp"
 
 namespace holmes {
 namespace {
@@ -151,9 +153,10 @@ void DebugSocket::serve(std::string (*text)()) const {
 // --- the thread ---
 
 // How often the request file is looked at: one stat, of a folder that may be on the network.
-constexpr int request_poll_ms = 1000;
+constexpr std::chrono::seconds request_interval{1};
 
 std::atomic<int> signal_fd{-1};
+std::atomic<bool> is_signalled{false};
 std::atomic<pid_t> signal_owner{0};
 struct sigaction earlier_action;
 
@@ -162,8 +165,10 @@ void on_signal(int number, siginfo_t* info, void* context) {
   const int saved_errno = errno;
   const std::uint64_t one = 1;
   // A forked child shares the descriptor, but its parent is not meant.
-  if (signal_owner.load() == ::getpid()) [[maybe_unused]]
-    const ssize_t bytes = ::write(signal_fd.load(), &one, sizeof one);
+  if (signal_owner.load() == ::getpid()) {
+    is_signalled.store(true);
+    [[maybe_unused]] const ssize_t bytes = ::write(signal_fd.load(), &one, sizeof one);
+  }
   if (earlier_action.sa_flags & SA_SIGINFO) {
     if (earlier_action.sa_sigaction) earlier_action.sa_sigaction(number, info, context);
   } else if (earlier_action.sa_handler != SIG_DFL && earlier_action.sa_handler != SIG_IGN) {
@@ -199,9 +204,16 @@ std::optional<timespec> request_time() {
   return found;
 }
 
+// Rounded up; -1: there is no end.
+int milliseconds_until(Clock::time_point time) {
+  if (time == Clock::time_point::max()) return -1;
+  return static_cast<int>(
+      std::max<std::int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(time - Clock::now()).count()));
+}
+
 class Watcher {
 public:
-  explicit Watcher(const Env& env) : signalled_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  explicit Watcher(const Env& env) : woken_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     try {
       socket_ = std::make_unique<DebugSocket>(debug_socket_folder());
     } catch (const HolmesError& error) {
@@ -213,10 +225,15 @@ public:
     thread.detach();
     // Last: the handler writes to the descriptor for as long as the process lives, and where there is no thread it
     // closes.
-    if (signalled_ && env.flight_recorder_signal != 0) handle_signal(env.flight_recorder_signal, signalled_.get());
+    if (woken_ && env.flight_recorder_signal != 0) handle_signal(env.flight_recorder_signal, woken_.get());
   }
 
   std::uint64_t epoch() const { return epoch_; }
+  // It may sleep: there are connections now.
+  void wake() const {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t bytes = ::write(woken_.get(), &one, sizeof one);
+  }
   // At the end of the process.
   void remove_name() const {
     if (epoch_ == fork_epoch() && socket_) ::unlink(socket_->path().c_str());
@@ -228,15 +245,20 @@ private:
     sigset_t all;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
+    constexpr auto never = Clock::time_point::max();
+    auto look_at = Clock::now(), ask_at = look_at;
     while (true) {
-      pollfd fds[2] = {{signalled_.get(), POLLIN, 0}, {socket_ ? socket_->fd() : -1, POLLIN, 0}};
-      ::poll(fds, 2, has_dump_folder() ? request_poll_ms : -1);
+      pollfd fds[2] = {{woken_.get(), POLLIN, 0}, {socket_ ? socket_->fd() : -1, POLLIN, 0}};
+      ::poll(fds, 2, milliseconds_until(std::min(look_at, has_dump_folder() ? ask_at : never)));
       if (fds[0].revents) {
         std::uint64_t ignored;
-        [[maybe_unused]] const ssize_t bytes = ::read(signalled_.get(), &ignored, sizeof ignored);
-        dump("signal");
+        [[maybe_unused]] const ssize_t bytes = ::read(woken_.get(), &ignored, sizeof ignored);
+        if (is_signalled.exchange(false)) dump("signal");
       }
+      if (fds[0].revents || Clock::now() >= look_at) look_at = look_at_links();
       if (fds[1].revents) serve();
+      if (Clock::now() < ask_at) continue;
+      ask_at = Clock::now() + request_interval;
       const auto request = request_time();
       if (request && (request->tv_sec != last_request_.tv_sec || request->tv_nsec != last_request_.tv_nsec)) {
         last_request_ = *request;
@@ -256,7 +278,7 @@ private:
   }
 
   std::uint64_t epoch_ = fork_epoch();
-  UniqueFd signalled_;
+  UniqueFd woken_;
   std::unique_ptr<DebugSocket> socket_;
   timespec last_request_{};
 };
@@ -278,7 +300,7 @@ void start_watcher(const Env& env) {
   if (env.flight_recorder_operations == 0) return;
   set_dump_folder(env.flight_recorder_folder);
   Watcher* found = current.load();
-  if (found && found->epoch() == fork_epoch()) return;
+  if (found && found->epoch() == fork_epoch()) return found->wake();
   // A lock could be held for ever in a forked child; two threads may be here only when a process begins.
   static std::atomic<std::uint64_t> begun_epoch{UINT64_MAX};
   if (begun_epoch.exchange(fork_epoch()) == fork_epoch()) return;

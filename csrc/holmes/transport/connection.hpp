@@ -8,11 +8,15 @@
 
 #include "holmes/core/connection_info.hpp"
 #include "holmes/core/descriptors.hpp"
+#include "holmes/record/link_use.hpp"
 #include "holmes/tls/tls_stream.hpp"
 #include "holmes/transport/path_pacer.hpp"
 #include "holmes/transport/path_watch.hpp"
 
 namespace holmes {
+
+// Of a TCP socket that lives as long.
+std::unique_ptr<LinkUse> use_of(int fd, std::shared_ptr<Link> link);
 
 // What a connection is used for. Values are part of the handshake.
 enum class Purpose : std::uint8_t { control = 0, collective = 1, p2p = 2 };
@@ -26,6 +30,7 @@ struct Connection {
   std::unique_ptr<TlsStream> tls{};    // null: as it is
   std::unique_ptr<PathPacer> pacer{};  // null: of a group without a priority
   std::unique_ptr<PathWatch> watch{};  // null: the peer is near
+  std::unique_ptr<LinkUse> use{};      // null: it is no TCP, or a control connection
 
   // As sendmsg and recvmsg, without blocking or SIGPIPE. After a partial send the next one must begin with the bytes
   // that follow, the same ones as were offered.

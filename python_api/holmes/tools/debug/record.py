@@ -10,7 +10,7 @@ from holmes_comm.errors import UsageError
 from holmes_comm.process_metrics import Metrics
 from holmes_comm.recorder import short_name
 
-__all__ = ["KIND", "Failure", "Operation", "ProcessRecord", "Progress", "RankIdentity", "View"]
+__all__ = ["KIND", "Failure", "Link", "LinkSample", "Operation", "ProcessRecord", "Progress", "RankIdentity", "View"]
 
 KIND = "holmes-flight-record"
 _VERSION = 1
@@ -92,6 +92,32 @@ class RankIdentity:
 
 
 @dataclass(frozen=True)
+class LinkSample:
+    """A link at one moment of the wall clock, as one process uses it.
+
+    Attributes:
+        sent_bytes: until then, by the system; what was sent again too.
+        round_trip_s: the longest of connections with something under way; 0: there are none.
+        stalled: connections.
+    """
+
+    at_s: float
+    sent_bytes: int
+    round_trip_s: float
+    stalled: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a process sent over a NIC from its cluster to another one (hosts, where none are named), by time."""
+
+    nic: str
+    here: str
+    there: str
+    samples: tuple[LinkSample, ...]
+
+
+@dataclass(frozen=True)
 class View:
     """One communicator as one of its ranks sees it.
 
@@ -131,7 +157,7 @@ class ProcessRecord:
     """All communicators of one process. `stack`: of its main thread, innermost first; empty where unknown.
 
     `metrics`: what they have moved and done; None in records of before there were any. `to_wall_s`: the wall clock
-    less the monotonic one.
+    less the monotonic one. `links`: those between clusters; none in records of before they were told.
     """
 
     host: str
@@ -144,6 +170,7 @@ class ProcessRecord:
     stack: tuple[str, ...] = field(default=())
     metrics: Metrics | None = None
     to_wall_s: float = 0.0
+    links: tuple[Link, ...] = ()
 
     @classmethod
     def from_dict(cls, data: object) -> ProcessRecord:
@@ -168,7 +195,14 @@ class ProcessRecord:
             tuple(main["frames"]) if main else (),
             Metrics.from_dict(data["metrics"]) if "metrics" in data else None,
             to_wall_s,
+            tuple(_link(entry, to_wall_s) for entry in data.get("links", ())),
         )
+
+
+def _link(data: Mapping[str, Any], to_wall_s: float) -> Link:
+    rows = (dict(zip(data["columns"], row, strict=True)) for row in data["samples"])
+    samples = (LinkSample(**{**row, "at_s": row["at_s"] + to_wall_s}) for row in rows)
+    return Link(data["nic"], data["from"], data["to"], tuple(samples))
 
 
 def _view(data: Mapping[str, Any], to_wall_s: float, taken_s: float) -> View:

@@ -19,6 +19,7 @@ class Row:
         sent_gbps: Gbit/s in the interval; received_gbps alike.
         operations_per_s: of the group, which ended well; only on its first row, as the following.
         retransmitted: TCP segments sent again in the interval; all_retransmitted: since the process began.
+        stalls: how often a connection had bytes under way and none arrived, in the interval.
         path: "inter" between clusters, "intra" inside; round_trip_s and path_changes: as in `NicMetrics`.
         waits_in: the oldest operation that has not ended, as in errors.
         waits_s: since its call.
@@ -34,6 +35,7 @@ class Row:
     operations_per_s: float | None = None
     retransmitted: int = 0
     all_retransmitted: int = 0
+    stalls: int = 0
     path: str = "intra"
     round_trip_s: float = 0.0
     path_changes: int = 0
@@ -81,6 +83,7 @@ def _rows(before: Sample | None, now: Sample) -> list[Row]:
                     max(0, nic.received_bytes - received) * 8 / seconds / 1e9,
                     retransmitted=max(0, nic.retransmitted_segments - (base.retransmitted_segments if base else 0)),
                     all_retransmitted=nic.retransmitted_segments,
+                    stalls=max(0, nic.stalls - (base.stalls if base else 0)),
                     path=nic.path,
                     round_trip_s=nic.round_trip_s,
                     path_changes=nic.path_changes,

@@ -59,9 +59,10 @@ def table_of(rows: Sequence[Row], every_s: float, width: int, most_rows: int | N
     if between:
         longest_ms = 1e3 * max(row.round_trip_s for row in between)
         changes = sum(row.path_changes for row in between)
-        lines.append(
-            Text(f"* between clusters; round trip up to {longest_ms:.3g} ms, {count(changes, 'change')} of rate")
-        )
+        text = f"* between clusters; round trip up to {longest_ms:.3g} ms, {count(changes, 'change')} of rate"
+        lines.append(Text(text))
+    if stalls := sum(row.stalls for row in shown):
+        lines.append(Text(f"{count(stalls, 'stall')}: bytes were under way and none arrived", style="yellow"))
     return Group(Text(title), table, *lines, *([Text(f"{count(hidden, 'row')} more")] if hidden else []))
 
 
