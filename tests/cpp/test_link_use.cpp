@@ -27,22 +27,32 @@ void a_stall_counts_once_and_as_long_as_it_lasts() {
   for (int i = 0; i < 18; ++i) look(true, 60);
   CHECK(watch.stalls() == 1);
   CHECK(watch.is_stalled());
-  CHECK(watch.stalled_us() == 2'000'000);
+  CHECK(watch.stalled_us() == 1'900'000);
   look(true, 61);
   CHECK(!watch.is_stalled());
   for (int i = 0; i < 3; ++i) look(true, 61);
   CHECK(watch.stalls() == 2);
-  CHECK(watch.stalled_us() == 2'300'000);
+  CHECK(watch.stalled_us() == 2'200'000);
 }
 
 void a_long_round_trip_is_no_stall() {
   StallWatch watch;
   auto now = start;
   watch.look(now, false, 5, 200ms);
-  for (int i = 0; i < 5; ++i) watch.look(now += 100ms, true, 5, 200ms);
+  for (int i = 0; i < 6; ++i) watch.look(now += 100ms, true, 5, 200ms);
   CHECK(watch.stalls() == 0);
   watch.look(now += 100ms, true, 5, 200ms);
   CHECK(watch.stalls() == 1);
+}
+
+void what_began_between_two_looks_is_no_stall() {
+  StallWatch watch;
+  watch.look(start, false, 5, 20ms);
+  watch.look(start + 2s, true, 5, 20ms);  // the looker was held up
+  CHECK(watch.stalls() == 0);
+  watch.look(start + 3s, true, 5, 20ms);
+  CHECK(watch.stalls() == 1);
+  CHECK(watch.stalled_us() == 1'000'000);
 }
 
 void a_history_has_all_bytes_in_little_memory() {
@@ -76,6 +86,7 @@ void a_link_that_rests_takes_no_samples() {
 int main() {
   a_stall_counts_once_and_as_long_as_it_lasts();
   a_long_round_trip_is_no_stall();
+  what_began_between_two_looks_is_no_stall();
   a_history_has_all_bytes_in_little_memory();
   a_link_that_rests_takes_no_samples();
   return result("link_use");

@@ -256,6 +256,8 @@ def test_what_is_between_clusters_is_told_apart(delay_ms: float, arguments: list
     assert own["inter"]["round_trip_s"] >= 2e-3 * delay_ms
     assert f'holmes_sent_bytes_total{{group="{own["inter"]["group"]}",nic="eth0",path="inter",rank="0"' in found["text"]
     assert "holmes_path_changes_total{" in found["text"]
+    ends = ["cluster a", "cluster b"] if arguments else ["host a0", "host b0"]
+    assert found["links"] == [["eth0", *ends]]
 
 
 @needs_namespaces

@@ -280,8 +280,9 @@ def counted() -> dict[str, object]:
             comm.recv(data, 0)
     comm.all_reduce(np.zeros(125_000))
     found = holmes_comm.metrics()
+    links = [(link["nic"], link["from"], link["to"]) for link in holmes_comm.flight_record()["links"]]
     comm.barrier()
-    return {"nics": [asdict(nic) for nic in found.nics], "text": found.to_prometheus()}
+    return {"nics": [asdict(nic) for nic in found.nics], "text": found.to_prometheus(), "links": links}
 
 
 def seen(pause_s: float = 0.5) -> dict[str, object]:

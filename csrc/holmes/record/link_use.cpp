@@ -49,7 +49,8 @@ void make_room(Links& own) {
 
 void StallWatch::look(Clock::time_point now, bool is_under_way, std::uint64_t delivered, Duration round_trip) {
   const auto before = std::exchange(looked_at_, now);
-  if (std::exchange(delivered_, delivered) != delivered || !is_under_way || before == Clock::time_point{}) {
+  const bool was_under_way = std::exchange(was_under_way_, is_under_way);
+  if (std::exchange(delivered_, delivered) != delivered || !is_under_way || !was_under_way) {
     moved_at_ = now;
     is_stalled_ = false;
     return;

@@ -30,6 +30,7 @@ private:
   std::uint64_t delivered_ = 0;
   Clock::time_point moved_at_{};
   Clock::time_point looked_at_{};
+  bool was_under_way_ = false;
   bool is_stalled_ = false;
   std::atomic<std::uint64_t> stalls_{0};
   std::atomic<std::int64_t> stalled_ns_{0};
