@@ -682,7 +682,7 @@ class Communicator:
         device_bound, retired, path ("inter": to a rank of another cluster, or a far one where no clusters are named;
         else "intra"), sent_bytes, received_bytes, retransmitted_segments, resent_chunks, round_trip_us, busy_us (how
         long bytes waited to be sent or acknowledged), receiver_limited_us and buffer_limited_us (of that, while the
-        peer did not read, while the send buffer was full), stalls (how often bytes were under way and none arrived for
+        peer did not read, while the send buffer was full), stalls (inter: how often bytes were under way and none arrived for
         0.3 s, or three round trips if that is longer), stalled_us (in all),
         path_bytes_per_s (what a far path carries, all that share it together, while more is to be sent than it
         takes; 0: not known), path_changes (how often that became another rate), encryption ('' where there is none). Local.

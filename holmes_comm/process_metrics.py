@@ -30,7 +30,7 @@ class NicMetrics:
         busy_s: how long bytes waited to be sent or acknowledged; of several connections added up, as the following.
         receiver_limited_s: of that, while the peer did not read.
         buffer_limited_s: of that, while the send buffer was full.
-        stalls: how often a connection had bytes under way of which none arrived, for 0.3 s or more.
+        stalls: inter: how often a connection had bytes under way of which none arrived, for 0.3 s or more.
         stalled_s: how long that lasted.
     """
 
@@ -143,6 +143,9 @@ class Metrics:
         def of_nics(field: str) -> list[tuple[dict[str, str], float]]:
             return [({"group": nic.group, "nic": nic.nic, "path": nic.path}, getattr(nic, field)) for nic in self.nics]
 
+        def between(field: str) -> list[tuple[dict[str, str], float]]:
+            return [sample for sample in of_nics(field) if sample[0]["path"] == "inter"]
+
         def of_operations(field: str) -> list[tuple[dict[str, str], float]]:
             return [({"group": op.group, "op": op.op}, getattr(op, field)) for op in self.operations]
 
@@ -164,8 +167,8 @@ class Metrics:
         full = "Of these, while the send buffer was full."
         yield "holmes_buffer_limited_seconds_total", "counter", full, of_nics("buffer_limited_s")
         stalls = "Times that a connection had bytes under way and none arrived."
-        yield "holmes_stalls_total", "counter", stalls, of_nics("stalls")
-        yield "holmes_stalled_seconds_total", "counter", "Seconds that this lasted.", of_nics("stalled_s")
+        yield "holmes_stalls_total", "counter", stalls, between("stalls")
+        yield "holmes_stalled_seconds_total", "counter", "Seconds that this lasted.", between("stalled_s")
         yield "holmes_operations_total", "counter", "Operations that ended well.", of_operations("completed")
         yield "holmes_operations_failed_total", "counter", "Operations that failed.", of_operations("failed")
         yield "holmes_operation_bytes_total", "counter", "Bytes of this rank's buffers.", of_operations("bytes")

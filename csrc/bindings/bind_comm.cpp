@@ -485,7 +485,7 @@ void bind_communicator(py::module_& module) {
           "(how\n"
           "long bytes waited to be sent or acknowledged), receiver_limited_us and buffer_limited_us (of that, while "
           "the\n"
-          "peer did not read, while the send buffer was full), stalls (how often bytes were under way and none arrived "
+          "peer did not read, while the send buffer was full), stalls (inter: how often bytes were under way and none arrived "
           "for\n"
           "0.3 s, or three round trips if that is longer), stalled_us (in all),\n"
           "path_bytes_per_s (what a far path carries, all that share it together, while more is to be sent than it\n"

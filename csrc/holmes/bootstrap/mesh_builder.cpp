@@ -429,10 +429,9 @@ void MeshBuilder::fill(int peer, Purpose purpose, int rail, int stream, Connecti
       if (purpose != Purpose::control)
         socket.watch = std::make_unique<PathWatch>(Path::of(nic.interface, to), options_.rank, socket.fd.get());
     }
-    if (purpose != Purpose::control) {
-      auto link = socket.info.is_between ? link_between(nic.interface, place_of(options_.rank, peer), to) : nullptr;
-      socket.use = use_of(socket.fd.get(), std::move(link));
-    }
+    // Those inside a cluster are not looked at: idle communicators wake nobody.
+    if (purpose != Purpose::control && socket.info.is_between)
+      socket.use = use_of(socket.fd.get(), link_between(nic.interface, place_of(options_.rank, peer), to));
     if (options_.priority && purpose != Purpose::control)
       socket.pacer =
           std::make_unique<PathPacer>(socket.fd.get(), *options_.priority, nic.interface, socket.info.is_between);
