@@ -9,29 +9,31 @@ from pathlib import Path
 
 from result_files import write_results
 
-SPEC = """description: two nodes and one shaped link
+SPEC = """description: nodes on one shaped network
 networks:
-  eth: {{class: ethernet, rate_gbps: {}}}
+  eth: {{class: ethernet, rate_gbps: {}, delay_ms: {}}}
 clusters:
   a:
-    nodes: 2
+    nodes: {}
     nics:
       - {{name: eth0, network: eth}}
 """
 
 
-def run_pair(script: str, rate_gbps: float, timeout_s: float) -> dict:
-    """`script --rank` with this process's arguments on both nodes; what rank 0 printed as "RESULT {...}".
+def run_pair(
+    script: str, rate_gbps: float, timeout_s: float, *, round_trip_ms: float = 0.0, nodes: int = 2, more: tuple = ()
+) -> dict:
+    """`script --rank` with this process's arguments and `more` on all nodes; what rank 0 printed as "RESULT {...}".
 
     Raises SystemExit with all output where a rank fails or none says its result.
     """
     from holmes.lab.testbed import Testbed
 
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as spec:
-        spec.write(SPEC.format(rate_gbps))
+        spec.write(SPEC.format(rate_gbps, round_trip_ms / 2, nodes))
         spec.flush()
         testbed = Testbed(Path(spec.name))
-    outcome = testbed.run([sys.executable, script, "--rank", *sys.argv[1:]], timeout_s=timeout_s)
+    outcome = testbed.run([sys.executable, script, "--rank", *sys.argv[1:], *more], timeout_s=timeout_s)
     lines = [line for output in outcome.outputs.values() for line in output]
     found = [line for line in lines if line.startswith("RESULT ")]
     if outcome.returncode != 0 or not found:

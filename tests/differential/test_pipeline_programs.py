@@ -19,13 +19,26 @@ SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1}  # name -> chu
 STAGES = {"holmes": holmes.PipelineStage, "torch": pipelining.PipelineStage}
 
 
-def make_plan(schedule, pipeline, micro_batches, replicas=1):
+WARMED = {2: [5, 2], 4: [7, 6, 2, 1]}  # forwards first, for stages that are far from each other
+
+
+FAR = {
+    2: [("zb-h1 warmed", "holmes"), ("interleaved grouped", "holmes"), ("interleaved grouped", "torch")],
+    4: [("1f1b warmed", "holmes"), ("zb-h1 warmed", "holmes"), ("1f1b warmed", "torch")],
+}
+#: Programs that run in these too: orders alone are other ones, stages and messages are not.
+OVER_A_DISTANCE = ("plain", "first stage frozen", "token ids", "dropout", "checkpointing", "uneven micro-batches",
+                   "batches of several sizes")  # fmt: skip
+
+
+def make_plan(schedule, pipeline, micro_batches, replicas=1, **options):
     return holmes.plan_for(
         topology_of([[replicas] * (pipeline // 2)] * 2),
         model_layers=PARTS,
         pipeline=pipeline,
         chunks=SCHEDULES[schedule],
         schedule=schedule,
+        **options,
         micro_batch=1,
         global_batch=micro_batches * replicas,
     )
@@ -36,6 +49,7 @@ class Pipeline:
 
     def __init__(self, program, schedule, kind, group=None, wrap=lambda module: module, **options):
         group = group or dist.group.WORLD
+        schedule, _, warmed = schedule.partition(" ")
         size, rank, chunks = group.size(), group.rank(), SCHEDULES[schedule]
         self.program, parts = program, program.make()
         each = PARTS // (size * chunks)
@@ -51,7 +65,9 @@ class Pipeline:
             STAGES[kind](wrap(module), chunk * size + rank, size * chunks, torch.device("cpu"), group=group, **options)
             for chunk, module in enumerate(modules)
         ]
-        plan = make_plan(schedule, size, program.micro_batches)
+        options = {"warmup": WARMED[size]} if warmed == "warmed" else {}
+        options |= {"micro_batch_group": program.micro_batches} if warmed == "grouped" else {}
+        plan = make_plan(schedule, size, program.micro_batches, **options)
         self.schedule = holmes.pipeline_schedule(plan, self.stages, program.loss)
         self.is_first, self.is_last = self.stages[0].is_first, self.stages[-1].is_last
 
@@ -92,6 +108,8 @@ def cases(size):
     for name, program in PROGRAMS.items():
         if size == PARTS or not program.has_rng:
             yield from ((name, *case) for case in (four if size == PARTS else two))
+        if name in OVER_A_DISTANCE and (size == PARTS or not program.has_rng):
+            yield from ((name, *case) for case in FAR[size])
 
 
 def train_all(rank, size, store):

@@ -26,7 +26,7 @@ _MOST = 1_000_000  # ranks of one entry: more is a slip of the pen, and would fi
 _MOST_NICS = 1024
 _HOST = ("name", "host_id", "ranks", "ports", *_GPU, "count", "ranks_per_host")
 _PORT = ("name", "nic_class", "address", "subnet", "speed_gbps", "has_gateway", "parent", "count")
-_RATES = ("measured_gbps", "measured_min_gbps", "latency_s")
+_RATES = ("measured_gbps", "measured_min_gbps", "latency_s", "jitter_s")
 _FABRIC = ("name", "nic_class", "subnet", "speed_gbps", "ports", "confirmed", *_RATES, "host_limited")
 _FINDING = tuple(field.name for field in dataclasses.fields(TopologyFinding))
 _LINK = tuple(field.name for field in dataclasses.fields(Link))
@@ -50,6 +50,7 @@ def to_dict(topology: Topology) -> dict[str, Any]:
             entry = {"count": len(run), **entry, "name": template, "ranks_per_host": len(host.ranks)}
         hosts.append(entry)
     rest = {key: files.plain(getattr(topology, key)) for key in ("findings", "links", "pairs")}
+    rest["links"] = [_known(link) for link in rest["links"]]
     fabrics = {} if _follow(topology) else {"fabrics": [_plain_fabric(f, names) for f in topology.fabrics]}
     return {"kind": KIND, "version": VERSION, "hosts": hosts, **fabrics, **_known(rest)}
 
@@ -230,7 +231,8 @@ def _finding(entry: Entry) -> TopologyFinding:
 
 def _link(entry: Entry) -> Link:
     rates = _rates(entry, "gbps", "latency_s", "aggregate_gbps")
-    return Link(_two(entry, "clusters"), entry.text("fabric"), pairs=entry.whole("pairs", 1), **rates)
+    names, jitter_s = _two(entry, "clusters"), entry.positive("jitter_s")
+    return Link(names, entry.text("fabric"), pairs=entry.whole("pairs", 1), jitter_s=jitter_s, **rates)
 
 
 def _pair(entry: Entry, hosts: Mapping[str, Host]) -> Pair:

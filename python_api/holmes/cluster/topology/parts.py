@@ -70,7 +70,8 @@ class Fabric:
     connections were tried (holmes.cluster.probe) or only assumed.
 
     Measured between sampled pairs of hosts, None where not: `measured_gbps` (TCP payload, one direction, median) and
-    `measured_min_gbps`, `latency_s` (one way, median). `host_limited`: the hosts' processors, not the network, bounded
+    `measured_min_gbps`, `latency_s` (one way, median). `jitter_s`: as written by hand, by how much the slowest of a
+    hundred packets comes later. `host_limited`: the hosts' processors, not the network, bounded
     the rate, which is then a lower bound.
     """
 
@@ -84,6 +85,7 @@ class Fabric:
     measured_min_gbps: float | None = None
     latency_s: float | None = None
     host_limited: bool = False
+    jitter_s: float | None = None
 
     @property
     def rate_gbps(self) -> float | None:
@@ -118,7 +120,7 @@ class Link:
     """What two clusters have between them over their best common fabric (TCP payload, one direction).
 
     `gbps` and `latency_s` (one way) are of one pair of hosts alone, `aggregate_gbps` is the sum over `pairs` of them at
-    once. Where it is far below `pairs` times `gbps`, the pairs share a bottleneck.
+    once. Where it is far below `pairs` times `gbps`, the pairs share a bottleneck. `jitter_s`: as of a `Fabric`.
     """
 
     clusters: tuple[str, str]
@@ -127,6 +129,7 @@ class Link:
     latency_s: float
     pairs: int
     aggregate_gbps: float
+    jitter_s: float | None = None
 
     @property
     def is_shared(self) -> bool:

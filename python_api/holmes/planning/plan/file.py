@@ -32,6 +32,9 @@ def to_dict(plan: Plan) -> dict[str, Any]:
     number = {host.name: i for i, host in enumerate(plan.hosts)}
     data: dict[str, Any] = {"kind": KIND, "version": VERSION}
     data |= {field.name: files.plain(getattr(plan, field.name)) for field in fields(plan) if field.name not in _SHORT}
+    for name in ("warmup", "micro_batch_group"):  # which older releases do not know
+        if data[name] is None:
+            del data[name]
     data["order"] = to_text(plan.order)
     data["hosts"] = [{"name": host.name, "ranks": to_text(host.ranks)} for host in plan.hosts]
     data["clusters"] = [
@@ -62,14 +65,17 @@ def from_dict(data: Mapping[str, Any]) -> Plan:
 def _read(top: Entry) -> dict[str, Any]:
     from holmes.planning.plan.plan import SIZES
 
-    values = {name: top.get(name) for name in ("recomputation", "micro_batch", "global_batch")}
+    values = {name: top.get(name) for name in ("recomputation", "micro_batch", "global_batch", "micro_batch_group")}
     values |= {name: top.whole(name, 0) for name in SIZES}
     values["schedule"] = top.text("schedule")
     values["model"] = {name: size for _, name, size in top.mapping("model")} if "model" in top else None
     values["reasons"] = tuple(line for _, line in top.items("reasons"))
     values["layers_per_chunk"] = tuple(
-        _layers(where, layers) for where, layers in top.items("layers_per_chunk", required=True)
+        _whole_numbers(where, layers, "the layers of each chunk, such as [8, 8]")
+        for where, layers in top.items("layers_per_chunk", required=True)
     )
+    if "warmup" in top:
+        values["warmup"] = _whole_numbers("warmup", top.get("warmup"), "the forwards of each stage, such as [6, 4]")
     values["order"] = _numbers(top, "order")
     hosts = tuple(_host(Entry(item, where, ("name", "ranks"))) for where, item in top.items("hosts", required=True))
     values["hosts"] = hosts
@@ -85,10 +91,10 @@ def _numbers(entry: Entry, key: str) -> tuple[int, ...]:
     return from_text(value)
 
 
-def _layers(where: str, layers: Any) -> tuple[int, ...]:
-    if not isinstance(layers, list) or not all(type(count) is int and count >= 0 for count in layers):
-        raise UsageError(f"{where} is {layers!r}; it must be a list with the layers of each chunk, such as [8, 8]")
-    return tuple(layers)
+def _whole_numbers(where: str, numbers: Any, what: str) -> tuple[int, ...]:
+    if not isinstance(numbers, list) or not all(type(count) is int and count >= 0 for count in numbers):
+        raise UsageError(f"{where} is {numbers!r}; it must be a list with {what}")
+    return tuple(numbers)
 
 
 def _host(entry: Entry) -> HostRanks:
@@ -139,8 +145,12 @@ def describe(plan: Plan) -> str:
     kept = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name != "context"]
     layers = files.plain(plan.layers_per_stage if plan.chunks == 1 else plan.layers_per_chunk)
     lines = [f"{plan.world_size} ranks = {' x '.join(kept)}, layers per stage {layers}, schedule {plan.schedule}"]
+    if plan.warmup is not None:
+        lines.append(f"forwards of each stage before its first backward: {list(plan.warmup)}")
     if plan.expert > 1:
         lines.append(f"experts: expert {plan.expert} x tensor {plan.expert_tensor} x data {plan.expert_data}")
+    if plan.micro_batch_group is not None:
+        lines.append(f"micro-batches through a chunk before the next one: {plan.micro_batch_group}")
     if plan.global_batch is not None:
         lines.append(f"global batch {plan.global_batch}, micro-batch {plan.micro_batch or 'not given'}")
     if plan.recomputation is not None:

@@ -19,7 +19,7 @@ from holmes.planning.groups.reach import HostRanks, Network, Reach
 from holmes.planning.groups.sizes import Limits, Sizes, batch_problem, check_sizes, problems
 from holmes.planning.model.gpt import check_recomputation
 from holmes.planning.partition.problem import split_evenly
-from holmes.planning.schedule import check_schedule
+from holmes.planning.schedule import check_group, check_schedule, check_warmup
 from holmes.words import short
 from holmes_comm.errors import UsageError
 
@@ -35,9 +35,12 @@ class Plan:
     same ranks of a stage for the experts. `order[i]` is the rank at logical place i: tensor runs fastest, then context,
     data, pipeline. `layers_per_chunk[stage][chunk]`: transformer layers; chunk c of the model runs on stage
     c % pipeline. `hosts`, `clusters` and `networks` (best first) say where ranks are and what joins them; groups and
-    their NICs follow and are made when asked for. `micro_batch`, `global_batch`: samples; `model`: sizes of the model,
-    such as layers, hidden, heads, sequence, vocabulary; `recomputation`: "none", "selective" (attention's
-    scores) or "full" (whole layers); None where the plan does not say. `reasons`: why, in lines.
+    their NICs follow and are made when asked for. `warmup`: forwards of each stage before its first backward, in "1f1b"
+    and "zb-h1"; None: the fewest with which neighbours do not wait, `pipeline` - stage. `micro_batch_group`: in
+    "interleaved", micro-batches that go through a chunk before the next one; None: `pipeline`. `micro_batch`,
+    `global_batch`: samples; `model`: sizes of the model, such as layers, hidden, heads, sequence, vocabulary;
+    `recomputation`: "none", "selective" (attention's scores) or "full" (whole layers); None where the plan does not
+    say. `reasons`: why, in lines.
     """
 
     world_size: int
@@ -58,6 +61,8 @@ class Plan:
     model: Mapping[str, int] | None = None
     reasons: tuple[str, ...] = ()
     recomputation: str | None = None
+    warmup: tuple[int, ...] | None = None
+    micro_batch_group: int | None = None
 
     def __post_init__(self) -> None:
         if self.recomputation is not None:
@@ -85,7 +90,10 @@ class Plan:
                 f"pipeline={self.pipeline} entries, equally many chunks in each"
             )
         check_schedule(self.schedule, self.chunks)
+        check_warmup(self.schedule, self.warmup, self.pipeline)
+        check_group(self.schedule, self.micro_batch_group, self.pipeline)
         self._check_batch()
+        check_group(self.schedule, self.micro_batch_group, self.pipeline, self.micro_batches)
         layers, planned = sum(self.layers_per_stage), (self.model or {}).get("layers")
         if planned not in (None, layers):
             raise UsageError(
@@ -249,6 +257,8 @@ def plan_for(
     cluster_order: Sequence[str] | None = None,
     span_clusters: bool = False,
     reasons: Sequence[str] = (),
+    warmup: Sequence[int] | None = None,
+    micro_batch_group: int | None = None,
 ) -> Plan:
     """A plan for this topology. `pipeline=None`: as few stages as fit.
 
@@ -297,6 +307,8 @@ def plan_for(
         global_batch=global_batch,
         model=None if model is None else dict(model),
         reasons=tuple(reasons),
+        warmup=None if warmup is None else tuple(warmup),
+        micro_batch_group=micro_batch_group,
     )
     for kind in _NEED_A_NETWORK:
         plan.groups(kind).check_networks()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from holmes.planning.schedule import WARMED
 from holmes.planning.search.layout import Layout
 
 Floats = npt.NDArray[np.float64]
@@ -47,23 +48,36 @@ def estimate(layout: Layout) -> Estimate:
     layer_s, head_s = layer.forward_s + layer.backward_s, head.forward_s + head.backward_s
     slot_s = _bottleneck_s(layer_s, head_s, count, np.array(layout.speeds), room, choice.chunks)
     hops_s = _hops_s(layout, layer.output_bytes)
-    turns_s = _turns_s(layout, slot_s, hops_s, _wire_s(layout, hops_s))
+    held = stages - np.arange(stages, dtype=np.float64)
+    if choice.warms and choice.schedule in WARMED:
+        held = _most_held(layout, free, flying)
+    turns_s = _turns_s(layout, slot_s, hops_s, _wire_s(layout, hops_s), held)
     fill_s = slot_s / choice.chunks
     if choice.schedule == "zb-h1":  # idles forward + input gradients - weight gradients, of which these are a forward
         fill_s *= max(1 - 2 * layer.forward_s / layer_s, 0.0)
     fill_s = (stages - 1) * fill_s + 2 * float(hops_s.sum())
     # However few micro-batches there are, each goes to the last chunk and back, one behind the other.
-    trip_s = stages * slot_s + 2 * choice.chunks * float(hops_s.sum())
-    least_s = trip_s + (layout.micro_batches - 1) * slot_s / choice.chunks
+    # ZB-H1's weight gradients are on nobody's way: the next micro-batch needs a forward's time only.
+    weights = layer.forward_s / layer_s if choice.schedule == "zb-h1" else 0.0
+    trip_s = stages * slot_s * (1 - weights) + 2 * choice.chunks * float(hops_s.sum())
+    least_s = trip_s + (layout.micro_batches - 1) * slot_s * (weights or 1.0) / choice.chunks
     return Estimate(max(turns_s + fill_s, least_s) + _exposed_s(layout, slot_s), 0.0)
 
 
-def _turns_s(layout: Layout, slot_s: float, hops_s: Floats, wire_s: float) -> float:
+def _most_held(layout: Layout, free: Floats, flying: Floats) -> Floats:
+    """Micro-batches that each stage has room for, with layers by its speed."""
+    layer, speeds = layout.layers[1], np.array(layout.speeds)
+    own = layout.model.layers * speeds / speeds.sum()
+    held = np.clip((free / own - layer.state_bytes) // layer.activation_bytes, flying, layout.micro_batches)
+    return np.full(len(held), held.min()) if layout.choice.schedule == "zb-h1" else held
+
+
+def _turns_s(layout: Layout, slot_s: float, hops_s: Floats, wire_s: float, warmest: Floats) -> float:
     """Time of all micro-batches, without filling and draining.
 
     Each takes at least the slowest stage's time, and what its NICs send; and since a stage holds only so many, each one
-    more than these waits for a round trip of one to the last stage and back over that number: on 1F1B's stage i of p,
-    p - i.
+    more than these waits for a round trip of one to the last stage and back over that number: `warmest`, of stages that
+    run so many forwards first.
     """
     choice, stages, count = layout.choice, layout.choice.pipeline, layout.micro_batches
     if stages == 1:
@@ -72,12 +86,15 @@ def _turns_s(layout: Layout, slot_s: float, hops_s: Floats, wire_s: float) -> fl
     waits_s = 0.0
     if choice.schedule in ("1f1b", "zb-h1"):
         trips_s = np.cumsum(hops_s[: stages - 1][::-1])[::-1]  # from stage i to the last one
-        held = stages - np.arange(stages - 1)
+        held = warmest[: stages - 1]
         turns_s = slot_s + 2 * trips_s / held
         waits_s = float((np.maximum(turns_s - least_s, 0) * np.maximum(count - held, 0)).max())
     elif choice.schedule == "interleaved":
-        held_whole = float(_in_flight(layout)[0]) / choice.chunks
-        turn_s = (stages * slot_s + 2 * choice.chunks * float(hops_s.sum())) / held_whole
+        parts = float(_in_flight(layout)[0])
+        held_whole = parts / choice.chunks
+        # Were each part held for the whole trip, `chunks / parts`; were each for its own way to the end, two thirds of
+        # that or less: simulated steps lie between.
+        turn_s = (stages * slot_s + 2 * choice.chunks * float(hops_s.sum())) * (3 * choice.chunks + 1) / 4 / parts
         waits_s = max(turn_s - least_s, 0.0) * max(count - held_whole, 0.0)
     return count * least_s + waits_s
 
@@ -123,7 +140,7 @@ def _hops_s(layout: Layout, size_bytes: float) -> Floats:
         if source.host != target.host:
             ranks = max(source.ranks_per_host, target.ranks_per_host)
             rate = rates.link(source.nic_to(target))
-            hops_s[stage] = rate.latency_s + size_bytes * ranks / rate.bytes_per_s
+            hops_s[stage] = rate.message_s + size_bytes * ranks / rate.bytes_per_s
     return hops_s
 
 

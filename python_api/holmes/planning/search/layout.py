@@ -62,14 +62,16 @@ class Layout:
         return Rates(self.reference_tflops, links, tensor_gbps=min(known, default=None))
 
     def pipeline_rate(self) -> LinkRate:
-        """A host's rate between stages: the network's, or less where neighbouring clusters have less."""
+        """A host's rate between stages: the network's, or less where neighbouring clusters have less or are further."""
         assert self.machines.pipeline is not None, "hosts that a pipeline leaves"
         rate = self.machines.pipeline.rate
-        gbps = rate.gbps
+        gbps, latency_s, jitter_s = rate.gbps, rate.latency_s, rate.jitter_s
         for one, other in zip(self.clusters, self.clusters[1:], strict=False):
             if one.name != other.name:
                 gbps = min(gbps, self.machines.host_gbps(one.name, other.name, self._hosts(one)))
-        return LinkRate(gbps, rate.latency_s)
+                if link := self.machines.between_of(one.name, other.name):
+                    latency_s, jitter_s = max(latency_s, link.latency_s), max(jitter_s, link.jitter_s or 0.0)
+        return LinkRate(gbps, latency_s, jitter_s=jitter_s)
 
     def _hosts(self, cluster: ClusterMachines) -> int:
         return max(self.choice.tensor * self.choice.data // cluster.ranks_per_host, 1)
@@ -142,7 +144,7 @@ class Layout:
         if source.host == target.host:
             return Link(float("inf"))
         rate = rates.link(source.nic_to(target))
-        return Link(rate.gbps / max(source.ranks_per_host, target.ranks_per_host), rate.latency_s)
+        return Link(rate.gbps / max(source.ranks_per_host, target.ranks_per_host), rate.message_s)
 
     def job(self, layers_per_stage: tuple[int, ...]) -> Job:
         """For the simulator: sharded optimizer, its traffic overlapped."""

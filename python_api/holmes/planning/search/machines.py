@@ -64,9 +64,13 @@ class Machines:
         """Of all clusters."""
         return sum(cluster.ranks for cluster in self.clusters)
 
+    def between_of(self, one: str, other: str) -> Link | None:
+        """What was measured between these clusters; None where nothing was."""
+        return self.between.get((min(one, other), max(one, other)))
+
     def host_gbps(self, one: str, other: str, hosts: int) -> float:
         """What a host gets between these clusters, each way, when so many of each send; infinite where unknown."""
-        link = self.between.get((min(one, other), max(one, other)))
+        link = self.between_of(one, other)
         if link is None:
             return math.inf
         return min(link.gbps, link.aggregate_gbps / hosts) if link.is_shared else link.gbps
@@ -184,4 +188,5 @@ def _network(rails: tuple[Fabric, ...], assumptions: Assumptions) -> NetworkRate
         gbps += rate * (assumptions.nic_efficiency if rate == fabric.speed_gbps else 1.0)
     latency_s = max(fabric.latency_s or 0.0 for fabric in rails)
     name = rails[0].name if len(rails) == 1 else f"{len(rails)} rails of {rails[0].nic_class} ({rails[0].name}, ...)"
-    return NetworkRate(name, LinkRate(gbps, latency_s))
+    jitter_s = max(fabric.jitter_s or 0.0 for fabric in rails)
+    return NetworkRate(name, LinkRate(gbps, latency_s, jitter_s=jitter_s))

@@ -42,11 +42,12 @@ def reasons_of(
 def describe(machines: Machines, candidate: Candidate) -> str:
     """A candidate in one line."""
     exposed = ", ".join(f"{kind} {time_s:.3g} s" for kind, time_s in candidate.exposed_s.items() if time_s > 0)
+    warmup = "" if candidate.warmup is None else f", forwards first {list(candidate.warmup)}"
     order = f", clusters {order_text(machines, candidate.choice.order)}" if len(machines.clusters) > 1 else ""
     counts = sorted(set(candidate.layers_per_stage))
     layers = f"{counts[0]} layers a stage" if len(counts) == 1 else f"layers {list(candidate.layers_per_stage)}"
     return (
-        f"{candidate.choice.text()}{order}, {layers}: step {candidate.step_s:.4g} s, "
+        f"{candidate.choice.text()}{warmup}{order}, {layers}: step {candidate.step_s:.4g} s, "
         f"{candidate.tflops_per_gpu:.4g} TFLOP/s per GPU, {candidate.samples_per_s:.4g} samples/s, "
         f"bubble {candidate.bubble_share:.1%}, exposed {exposed or 'none'}, "
         f"memory {candidate.memory_bytes / _GIB:.1f} of {candidate.memory_limit_bytes / _GIB:.1f} GiB "

@@ -72,7 +72,7 @@ class SearchResult:
             cluster_order=[self.machines.clusters[i].name for i in choice.order],
             reasons=self.reasons(),
         )
-        return replace(plan, recomputation=choice.recomputation)
+        return replace(plan, recomputation=choice.recomputation, warmup=chosen.warmup)
 
 
 def search(

@@ -20,7 +20,8 @@ _MOST_CHUNKS = 8
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to run the model. `order`: positions of the clusters in `Machines`, first stage first."""
+    """One way to run the model. `order`: positions of the clusters in `Machines`, first stage first; `warms`: whether
+    stages may begin with more forwards than the schedule's own, which trainers have no word for."""
 
     tensor: int
     data: int
@@ -30,6 +31,7 @@ class Choice:
     chunks: int
     recomputation: str
     order: tuple[int, ...]
+    warms: bool = False
 
     def micro_batches(self, global_batch: int) -> int:
         """Of a step, through each replica."""
@@ -110,7 +112,8 @@ def choices(
                 for recomputation in wanted.recomputations:
                     for order in cluster_orders:
                         found = True
-                        yield Choice(tensor, data, pipeline, micro_batch, schedule, chunks, recomputation, order)
+                        sizes_of = (tensor, data, pipeline, micro_batch)
+                        yield Choice(*sizes_of, schedule, chunks, recomputation, order, wanted.trainer is None)
     if not found:
         raise _no_batch(machines, sizes, global_batch, wanted)
 

@@ -5,6 +5,7 @@ Flow: `Job` (model, sizes, places, framework) and `Rates` -> `make_step` -> `sim
 
 from holmes.planning.model.gpt import Transformer
 from holmes.planning.schedule import SCHEDULES
+from holmes.planning.simulate.best import ScheduleChoice, best_schedule
 from holmes.planning.simulate.calibrate import (
     compute_from_bench,
     fit_link,
@@ -32,9 +33,11 @@ __all__ = [
     "Rates",
     "Result",
     "Route",
+    "ScheduleChoice",
     "Stage",
     "Step",
     "Transformer",
+    "best_schedule",
     "chrome_trace",
     "compute_from_bench",
     "draw",

@@ -41,7 +41,8 @@ class _StageTasks:
         self.stage: Stage = step.stages[index]
         self.device = device_of(index)
         self.parts = len(step.stages) * step.chunks  # of the model
-        self.order = operations(step.schedule, len(step.stages), index, step.micro_batches, step.chunks)
+        sizes = (step.schedule, len(step.stages), index, step.micro_batches, step.chunks)
+        self.order = operations(*sizes, step.warmup, step.group)
         final = "W" if step.schedule == "zb-h1" else "B"  # the phase that completes the gradients
         self.last = {operation.chunk: operation for operation in self.order if operation.phase == final}
         self.durations_s = {phase: self._duration_s(phase) for phase in _KINDS}
@@ -129,6 +130,7 @@ class _StageTasks:
             return self.stage.forward_s / self.step.chunks
         seconds = self.stage.backward_s / self.step.chunks
         if self.step.schedule == "zb-h1":  # which has one chunk
+            seconds += self.stage.dividing_s
             share = self.stage.weight_share
             seconds *= share if phase == "W" else 1 - share
         return seconds
@@ -169,7 +171,7 @@ class _StageTasks:
             boundary.size_bytes,
             route.usage,
             [self._key(operation)],
-            latency_s=route.latency_s,
+            travel_s=route.latency_s,  # micro-batches follow each other: none waits for the one before to arrive
             channel=("p2p", operation.phase, self.index),
             label=f"{operation.phase}{operation.micro_batch}",
             core_s_per_byte=route.core_s_per_byte,

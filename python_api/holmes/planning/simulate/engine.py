@@ -25,8 +25,9 @@ class Task:
     """One computation (on `device`) or transfer (of `size_bytes` over `usage`), and, after `run`, when it was done.
 
     A computation with `usage` shares these cores: its `work_s` is what it takes with nobody beside it. `weight`: its
-    rate where it shares equally with a computation at rate 1. `cause` is the task whose end let this one start: a
-    dependency, or what occupied its device or channel before.
+    rate where it shares equally with a computation at rate 1. `travel_s`: of a transfer, from its last byte's departure
+    to its arrival; the next one of its channel leaves meanwhile. `cause` is the task whose end (or departure) let this
+    one start: a dependency, or what occupied its device or channel before.
     """
 
     key: Key
@@ -38,6 +39,7 @@ class Task:
     size_bytes: float = 0.0
     usage: Mapping[str, float] = field(default_factory=dict)
     latency_s: float = 0.0
+    travel_s: float = 0.0
     weight: float = 1.0
     channel: Key | None = None
     label: str = ""
@@ -83,7 +85,7 @@ class Engine:
         usage = usage or {}
         self._check_usage(key, usage, self.cores)
         alone_s, work_s = (0.0, duration_s) if usage else (duration_s, 0.0)
-        self._add(Task(key, kind, tuple(after), device, alone_s, work_s, 0.0, usage, 0.0, 1.0, None, label))
+        self._add(Task(key, kind, tuple(after), device, alone_s, work_s, usage=usage, label=label))
 
     def transfer(
         self,
@@ -94,6 +96,7 @@ class Engine:
         after: Iterable[Key],
         *,
         latency_s: float = 0.0,
+        travel_s: float = 0.0,
         channel: Key | None = None,
         label: str = "",
         core_s_per_byte: float = 0.0,
@@ -102,13 +105,13 @@ class Engine:
         and shared processor to the core-seconds that each byte costs on it, of which `core_s_per_byte` are one rank's:
         a rank gets as much of a core for a transfer as for a computation.
 
-        Transfers of one channel go one after the other, in the order in which they become ready. Without any link only
-        the latency counts.
+        Transfers of one channel go one after the other, in the order in which they become ready: a transfer holds its
+        channel for `latency_s` and its bytes, and has arrived `travel_s` later. Without any link only these two count.
         """
         self._check_usage(key, usage, self._known)
         weight = 1 / core_s_per_byte if core_s_per_byte > 0 else 1.0
-        task = Task(key, kind, tuple(after), None, 0.0, 0.0, size_bytes, usage, latency_s, weight, channel, label)
-        self._add(task)
+        after, size = tuple(after), size_bytes
+        self._add(Task(key, kind, after, None, 0.0, 0.0, size, usage, latency_s, travel_s, weight, channel, label))
 
     def run(self) -> dict[Key, Task]:
         """Runs everything; returns the tasks with their times. Raises ValueError naming tasks that wait in a circle."""
@@ -134,7 +137,7 @@ class Engine:
     def _add(self, task: Task) -> None:
         if task.key in self.tasks:
             raise UsageError(f"task {task.key} was added twice")
-        if not (task.duration_s >= 0 and task.work_s >= 0 and task.size_bytes >= 0 and task.latency_s >= 0):
+        if not min(task.duration_s, task.work_s, task.size_bytes, task.latency_s, task.travel_s) >= 0:
             raise UsageError(f"task {task.key} has a negative duration, size or latency")
         self.tasks[task.key] = task
 
@@ -179,6 +182,7 @@ class _Run:
         self.queues: dict[Key, list[tuple[float, int]]] = {}
         self.busy_channels: set[Key] = set()
         self.timers: list[tuple[float, int]] = []
+        self.travelling: set[int] = set()  # transfers whose last byte has left
         self.flows: dict[int, _Flow] = {}
         self.first_flow_end_s = math.inf
         self.began = 0
@@ -206,18 +210,20 @@ class _Run:
                     if not self.on_link[link]:
                         del self.on_link[link]
                     changed[link] = None
-                self._finish(number)
+                self._sent(number)
             while timers and timers[0][0] <= next_s:
                 number = heapq.heappop(timers)[1]
                 task = self.tasks[number]
-                if task.usage and (size := task.size_bytes + task.work_s) > 0:
+                if number in self.travelling:
+                    self._finish(number)
+                elif task.usage and (size := task.size_bytes + task.work_s) > 0:
                     flows[number] = _Flow(size, self._shape(task), self.began)
                     self.began += 1
                     for link in task.usage:
                         self.on_link.setdefault(link, {})[number] = None
                         changed[link] = None
                 else:
-                    self._finish(number)
+                    self._sent(number)
             if changed:
                 self._share(changed)
         if self.done < len(self.tasks):
@@ -292,6 +298,19 @@ class _Run:
         task.start_s, task.cause = self.now_s, cause
         heapq.heappush(self.timers, (self.now_s + task.duration_s + task.latency_s, number))
 
+    def _sent(self, number: int) -> None:
+        task = self.tasks[number]
+        if task.travel_s > 0:
+            self.travelling.add(number)
+            heapq.heappush(self.timers, (self.now_s + task.travel_s, number))
+        else:
+            self._finish(number)
+        if task.channel is not None:
+            if queue := self.queues.get(task.channel):
+                self._begin(heapq.heappop(queue)[1], task.key)
+            else:
+                self.busy_channels.discard(task.channel)
+
     def _finish(self, number: int) -> None:
         task, waiting, link_bytes = self.tasks[number], self.waiting, self.engine.link_bytes
         task.end_s = self.now_s
@@ -303,11 +322,6 @@ class _Run:
             waiting[follower] -= 1
             if waiting[follower] == 0:
                 self._ready(follower, task.key)
-        if task.channel is not None:
-            if queue := self.queues.get(task.channel):
-                self._begin(heapq.heappop(queue)[1], task.key)
-            else:
-                self.busy_channels.discard(task.channel)
 
 
 @lru_cache(maxsize=16384)  # choices that a search simulates differ in times and sizes more than in their flows

@@ -84,6 +84,8 @@ class Job:
     tensor: int = 1
     schedule: str = "1f1b"
     chunks: int = 1
+    warmup: tuple[int, ...] | None = None  # as of `Plan`
+    group: int | None = None  # its micro_batch_group
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "global_batch", "tensor"):
@@ -161,6 +163,8 @@ def make_step(job: Job, rates: Rates) -> Step:
         micro_batches=job.micro_batches,
         schedule=job.schedule,
         chunks=job.chunks,
+        warmup=job.warmup,
+        group=job.group,
         overlap_reduce=job.framework.overlap_reduce,
         overlap_gather=job.framework.overlap_gather,
         bucket_bytes=job.framework.bucket_bytes * wire_share,
@@ -184,7 +188,7 @@ def _stage(job: Job, rates: Rates, times: PartTimes, plain: PartTimes, index: in
         copies = {f"{place.host} {place.data_nic} {way}": float(job.tensor) for way in ("out", "in")}
         link, messages = rates.link(place.data_nic), (job.data - 1) * max(reduces, gathers)
         ranks = place.hosts * place.ranks_per_host
-        route = _priced(Route(copies, link.latency_s * messages), rates, place.data_nic, ranks)
+        route = _priced(Route(copies, link.message_s * messages), rates, place.data_nic, ranks)
     return Stage(
         forward_s=passes.forward_s,
         backward_s=passes.backward_s,
@@ -220,7 +224,7 @@ def _route(source: Place, target: Place, rates: Rates) -> Route:
         f"{source.host} {out} out": float(source.ranks_per_host),
         f"{target.host} {into} in": float(target.ranks_per_host),
     }
-    latency_s = max(rates.link(out).latency_s, rates.link(into).latency_s)
+    latency_s = max(rates.link(out).message_s, rates.link(into).message_s)
     # Its sender and its receiver together do what one rank does that sends and receives.
     return _priced(Route(copies, latency_s), rates, out, source.hosts * source.ranks_per_host)
 
@@ -247,6 +251,7 @@ def job_of_plan(
     global_batch = plan.global_batch if global_batch is None else global_batch
     if global_batch is None:
         raise UsageError("the plan does not say its global_batch; pass global_batch=, the samples of a step")
+    schedule = schedule or plan.schedule
     return Job(
         model=model,
         layers_per_stage=plan.layers_per_stage,
@@ -255,8 +260,10 @@ def job_of_plan(
         micro_batch=plan.micro_batch or 1 if micro_batch is None else micro_batch,
         global_batch=global_batch,
         tensor=plan.tensor,
-        schedule=schedule or plan.schedule,
+        schedule=schedule,
         chunks=plan.chunks if chunks is None else chunks,
+        warmup=plan.warmup if schedule == plan.schedule else None,
+        group=plan.micro_batch_group if schedule == plan.schedule else None,
     )
 
 

@@ -19,20 +19,27 @@ _MEASURED_SIZES = ("hidden", "heads", "sequence", "vocabulary")
 class LinkRate:
     """Effective rate of one host's NICs of a class, each direction, and the latency of a message.
 
-    `core_s_per_gb`: processor seconds that a rank spends for 1e9 bytes it sends and as many it receives; it counts only
-    where ranks share cores (`Rates.cores`).
+    `jitter_s`: by how much the slowest of a hundred packets comes later than that: a message is as late as the slowest
+    of its packets, so each counts with both. `core_s_per_gb`: processor seconds that a rank spends for 1e9 bytes it
+    sends and as many it receives; it counts only where ranks share cores (`Rates.cores`).
     """
 
     gbps: float
     latency_s: float = 0.0
     core_s_per_gb: float = 0.0
+    jitter_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.gbps > 0 and self.latency_s >= 0 and self.core_s_per_gb >= 0):
+        if not (self.gbps > 0 and min(self.latency_s, self.core_s_per_gb, self.jitter_s) >= 0):
             raise UsageError(
-                f"gbps={self.gbps} of a link must be above 0, latency_s={self.latency_s} and "
+                f"gbps={self.gbps} of a link must be above 0, latency_s={self.latency_s}, jitter_s={self.jitter_s} and "
                 f"core_s_per_gb={self.core_s_per_gb} at least 0"
             )
+
+    @property
+    def message_s(self) -> float:
+        """How much later a message arrives than it was sent, beside its bytes."""
+        return self.latency_s + self.jitter_s
 
     @property
     def bytes_per_s(self) -> float:
@@ -165,9 +172,7 @@ _PASSES = tuple(entry.name for entry in fields(PassTimes))
 
 
 def _link(entry: Entry) -> LinkRate:
-    return LinkRate(
-        entry.required("gbps"), entry.not_negative("latency_s", 0.0), entry.not_negative("core_s_per_gb", 0.0)
-    )
+    return LinkRate(entry.required("gbps"), **{name: entry.not_negative(name, 0.0) for name in _LINK if name != "gbps"})
 
 
 def _measured(top: Entry) -> MeasuredTimes | None:

@@ -123,12 +123,15 @@ def _why_idle(tasks: Mapping[Key, Task], task: Task, since_s: float, until_s: fl
 
 def _critical_path(tasks: Mapping[Key, Task], links: Mapping[str, float]) -> dict[str, float]:
     path: dict[str, float] = {"compute": 0.0}
-    task: Task | None = max(tasks.values(), key=lambda item: item.end_s)
+    last = max(tasks.values(), key=lambda item: item.end_s)
+    task: Task | None = last
+    until_s = last.end_s  # of a transfer that the next one of its channel waited for, only until that left
     while task is not None:
         name = "compute"
         if task.device is None and task.usage:
             usage = {link: copies for link, copies in task.usage.items() if link in links}
             name = max(usage, key=lambda link: (usage[link] / links[link], link), default="compute")
-        path[name] = path.get(name, 0.0) + task.end_s - task.start_s
+        path[name] = path.get(name, 0.0) + until_s - task.start_s
+        until_s = task.start_s
         task = tasks[task.cause] if task.cause is not None else None
     return path

@@ -43,6 +43,7 @@ class Stage:
     forward_s: float
     backward_s: float
     weight_share: float = 0.5  # of the backward that computes weight gradients, which zero-bubble schedules postpone
+    dividing_s: float = 0.0  # what such a schedule's two parts take longer than one backward
     data_route: Route = Route()
     reduce_bytes: float = 0.0
     gather_bytes: float = 0.0
@@ -78,6 +79,8 @@ class Step:
     micro_batches: int
     schedule: str = "1f1b"
     chunks: int = 1
+    warmup: tuple[int, ...] | None = None  # as of `Plan`
+    group: int | None = None  # its micro_batch_group
     overlap_reduce: bool = False
     overlap_gather: bool = False
     bucket_bytes: float = math.inf
@@ -86,7 +89,7 @@ class Step:
     cores: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_sizes(self.schedule, len(self.stages), self.micro_batches, self.chunks)
+        check_sizes(self.schedule, len(self.stages), self.micro_batches, self.chunks, self.warmup, self.group)
         wanted = len(self.stages) if self.chunks > 1 else len(self.stages) - 1
         if len(self.boundaries) != wanted:
             raise UsageError(

@@ -17,6 +17,8 @@ from holmes.planning.simulate import (
     Framework,
     LinkRate,
     Rates,
+    ScheduleChoice,
+    best_schedule,
     compute_from_bench,
     draw,
     job_of_plan,
@@ -29,11 +31,15 @@ from holmes.planning.simulate.job import SYNCHRONIZATIONS
 from holmes.tools.cli.output import JsonFile, say, show
 from holmes_comm.errors import UsageError
 
+BEST = "best"
+
 
 def simulate(
     plan: Annotated[Path, typer.Argument(help="A saved plan, .yaml or .json.")],
     topology: Annotated[Path, typer.Option(help="The topology it was made for (`holmes topology --save`).")],
-    rates: Annotated[Path, typer.Option(help="Rates: compute_tflops, and gbps and latency_s of each NIC class.")],
+    rates: Annotated[
+        Path, typer.Option(help="Rates: compute_tflops, and gbps, latency_s and jitter_s of each NIC class.")
+    ],
     model: Annotated[
         str | None,
         typer.Option(
@@ -55,7 +61,23 @@ def simulate(
         int | None, typer.Option(help="Samples of a micro-batch; default: the plan's, else 1.", show_default=False)
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}; default: the plan's.", show_default=False)
+        str | None,
+        typer.Option(
+            help=f"One of {', '.join(SCHEDULES)}; or {BEST}: the fastest, with its warm-up; default: the plan's.",
+            show_default=False,
+        ),
+    ] = None,
+    most: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N[,N...]",
+            help=f"With --schedule {BEST}: micro-batches in flight that memory has room for, of each stage or of all; "
+            "default: all.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help=f"With --schedule {BEST}: write the plan with that schedule (.yaml, .json).")
     ] = None,
     chunks: Annotated[
         int | None,
@@ -77,6 +99,10 @@ def simulate(
     """Step time, speed, bubble, exposed communication and bottleneck link of a plan, without running it."""
     files.check_writable(trace)
     files.check_picture(plot)
+    if schedule != BEST and (most is not None or output is not None):
+        raise UsageError(f"--most and --output are of --schedule {BEST}, but it is {schedule or 'the plan'}")
+    if output is not None:
+        files.check_savable(output)
     loaded = Plan.load(plan)
     job = job_of_plan(
         loaded,
@@ -90,13 +116,18 @@ def simulate(
         ),
         micro_batch=micro_batch,
         global_batch=global_batch,
-        schedule=schedule,
+        schedule=None if schedule == BEST else schedule,
         chunks=chunks,
     )
     known = Rates.load(rates)
     for text in bench or ():
         known = known.with_link(*read_link(text))
-    result = run(make_step(job, known))
+    choices: tuple[ScheduleChoice, ...] = ()
+    if schedule == BEST:
+        choices = best_schedule(job, known, most=_most(most))
+        if output is not None:
+            choices[0].plan(loaded).save(output)
+    result = choices[0].result if choices else run(make_step(job, known))
     tflops = result.tflops_per_gpu(job.flops_per_sample, job.global_batch, job.gpus)
     speed = f"{tflops:.4g} TFLOP/s per GPU, {result.samples_per_s(job.global_batch):.4g} samples/s"
     found = {
@@ -110,11 +141,28 @@ def simulate(
         "link_bytes": result.link_bytes,
         "devices": result.devices,
     }
-    show(json_file, found, lambda: say(f"{speed}\n{result.describe()}", "  "))
+    lines = [
+        f"{choice.text()}: step {choice.step_s:.4g} s, {'/'.join(map(str, choice.held))} micro-batches in flight"
+        for choice in choices
+    ]
+    if choices:
+        names = ("schedule", "chunks", "warmup", "group", "held", "step_s")
+        found["schedules"] = [{name: getattr(choice, name) for name in names} for choice in choices]
+    show(json_file, found, lambda: say("\n".join([*lines, speed, result.describe()]), "  "))
     if trace is not None:
         save_trace(result, trace)
     if plot is not None:
         draw(result, plot)
+
+
+def _most(text: str | None) -> int | list[int] | None:
+    if text is None:
+        return None
+    numbers = text.split(",")
+    if not all(number.strip().isdecimal() for number in numbers):
+        raise UsageError(f"--most {text!r} must be whole numbers, such as 8, or 8,6 for two stages")
+    found = [int(number) for number in numbers]
+    return found[0] if len(found) == 1 else found
 
 
 def _model(name: str | None, plan: Plan) -> Transformer:

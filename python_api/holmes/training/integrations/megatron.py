@@ -159,6 +159,7 @@ def megatron_arguments(plan: Plan) -> list[str]:
         "expert-tensor-parallel-size": plan.expert_tensor if plan.expert_tensor != plan.tensor else None,
         "num-layers": sum(plan.layers_per_stage),
         "pipeline-model-parallel-layout": megatron_layout(plan) if plan.pipeline > 1 else None,
+        "microbatch-group-size-per-virtual-pipeline-stage": plan.micro_batch_group,
         "micro-batch-size": plan.micro_batch,
         "global-batch-size": plan.global_batch,
     }

@@ -14,9 +14,21 @@ class NotExpressible(UsageError):
 
 
 def require_trainer(plan: Plan, name: str) -> None:
-    """Raises NotExpressible unless this trainer has the plan's pipeline schedule and recomputation; one stage needs no
-    schedule."""
+    """Raises NotExpressible unless this trainer has the plan's pipeline schedule, with the forwards it begins with, and
+    recomputation; one stage needs no schedule."""
     trainer = trainer_named(name)
+    usual = tuple(range(plan.pipeline, 0, -1))  # what all of them run
+    if plan.pipeline > 1 and plan.warmup not in (None, usual):
+        raise NotExpressible(
+            f"the plan's warmup is {list(plan.warmup or ())}, but {trainer.title} has no argument for it; its 1F1B "
+            f"begins with {list(usual)} forwards: leave warmup out, plan again with holmes plan --for {name}, or run "
+            "the plan with holmes.pipeline_schedule"
+        )
+    if plan.micro_batch_group not in (None, plan.pipeline) and not trainer.groups:
+        raise NotExpressible(
+            f"the plan's micro_batch_group is {plan.micro_batch_group}, but {trainer.title} has no argument for it; "
+            "leave it out, or run the plan with Megatron or holmes.pipeline_schedule"
+        )
     used = {"schedule": (plan.schedule if plan.pipeline > 1 else None, trainer.schedules)}
     used["recomputation"] = (plan.recomputation, trainer.recomputations)
     for what, (value, known) in used.items():

@@ -18,6 +18,7 @@ from holmes.training.arguments import whole
 from holmes.training.pipeline.checked import checked
 from holmes.training.pipeline.stage import PipelineStage
 from holmes.training.pipeline.steps import Steps
+from holmes.training.pipeline.warmed import WarmedSchedule
 from holmes_comm.errors import UsageError
 
 #: torch's class for each schedule that a plan can name.
@@ -92,9 +93,9 @@ def pipeline_schedule(
     gradients afterwards, so that DistributedOptimizer may send them while others are still computed. What `step` puts
     into `losses` are the undivided ones. `options` go to torch's schedule.
 
-    Beyond torch's: a batch may have another size in each step, and need not be divisible by `micro_batches` (`Steps`);
-    `eval` needs no target; gradients are right where torch's zero-bubble schedule loses some (docs/upstream.md), also
-    with torch's own stages.
+    Beyond torch's: a plan's `warmup` and `micro_batch_group` (`WarmedSchedule`, a schedule in torch's form); a batch
+    may have another size in each step, and need not be divisible by `micro_batches` (`Steps`); `eval` needs no target;
+    gradients are right where torch's zero-bubble schedule loses some (docs/upstream.md), also with torch's own stages.
 
     Raises ValueError where the number of stages is not the plan's, or of micro-batches is not known, below 1, or none
     that the schedule runs.
@@ -118,7 +119,10 @@ def pipeline_schedule(
             f"{count // plan.pipeline} whole rounds of all stages must divide them; the nearest are {below} and {above}"
         )
 
-    cls = getattr(torch_pipelining, CLASSES[plan.schedule])
     own = [checked(stage) for stage in stages]
+    if plan.warmup is not None or plan.micro_batch_group is not None:
+        order = (plan.schedule, plan.warmup, plan.micro_batch_group)
+        return WarmedSchedule(own, count, *order, loss_fn=loss_fn, **options)
+    cls = getattr(torch_pipelining, CLASSES[plan.schedule])
     taken = own[0] if plan.schedule in _ONE_STAGE else own
     return type(cls.__name__, (Steps, cls), {})(taken, count, loss_fn=loss_fn, **options)
