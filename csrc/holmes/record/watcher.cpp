@@ -255,7 +255,10 @@ private:
         [[maybe_unused]] const ssize_t bytes = ::read(woken_.get(), &ignored, sizeof ignored);
         if (is_signalled.exchange(false)) dump("signal");
       }
-      if (fds[0].revents || Clock::now() >= look_at) look_at = look_at_links();
+      if (fds[0].revents || Clock::now() >= look_at) {
+        look_at = Clock::now() + request_interval;
+        where_memory_allows([&] { look_at = look_at_links(); });
+      }
       if (fds[1].revents) serve();
       if (Clock::now() < ask_at) continue;
       ask_at = Clock::now() + request_interval;
