@@ -99,6 +99,19 @@ def test_what_a_thread_says_is_of_its_block() -> None:
     run_clusters(list("aabb"), body, hierarchical_min_bytes=0)
 
 
+def test_a_group_is_made_in_a_block_of_compression() -> None:
+    """It measures from which size on it is hierarchical, with sums of many sizes."""
+    kept = [holmes_comm.Compression("int8", error_feedback=True) for _ in range(4)]
+    store = holmes_comm.LocalStore()
+
+    def body(rank: int) -> None:
+        with holmes_comm.compressed(kept[rank]):
+            comm = holmes_comm.init(store, rank, 4, cluster="aabb"[rank], name="in a block")
+            comm.barrier()
+
+    run_threads(4, body)
+
+
 @pytest.mark.parametrize(
     ("codec", "options", "said"),
     [

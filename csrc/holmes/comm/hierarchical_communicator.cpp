@@ -110,6 +110,8 @@ void HierarchicalCommunicator::choose_min_bytes() {
   const auto given = agree_given_bytes(*parts_->flat, options_.hierarchical_min_bytes);
   CallOptions call;
   call.timeout = options_.connect_timeout;
+  // What is measured is of no tensor of the caller's, who may say how his are compressed.
+  const ThreadCompression none(nullptr);
   min_bytes_ = given ? *given
                      : measure_hierarchical_min_bytes(
                            *parts_->flat, [&](const Buffer& data) { all_reduce(data, ReduceOp::sum, call)->wait(); },

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "holmes/reduce/codec.hpp"
@@ -62,5 +63,18 @@ private:
 // nothing. Returns what it was before.
 std::shared_ptr<Compression> exchange_thread_compression(std::shared_ptr<Compression> compression);
 const std::shared_ptr<Compression>& thread_compression();
+
+// Of a scope.
+class ThreadCompression {
+public:
+  explicit ThreadCompression(std::shared_ptr<Compression> compression)
+      : before_(exchange_thread_compression(std::move(compression))) {}
+  ThreadCompression(const ThreadCompression&) = delete;
+  ThreadCompression& operator=(const ThreadCompression&) = delete;
+  ~ThreadCompression() { exchange_thread_compression(std::move(before_)); }
+
+private:
+  std::shared_ptr<Compression> before_;
+};
 
 }  // namespace holmes
