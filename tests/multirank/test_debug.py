@@ -86,7 +86,8 @@ def cause(ranks: Ranks, scenario: str, kind: str, operation: str, waiting: int) 
 
     def is_there(found: list[Cause]) -> bool:
         causes = [finding for finding in found if finding.is_cause]
-        return any(
+        # Processes are asked one after the other: one may have told of what it did before the others came to hang.
+        return len(causes) == 1 and any(
             f.kind == kind
             and f.operation == operation
             and scenario in f.group
