@@ -247,6 +247,8 @@ NO_COMMANDS = {
     "holmes plan export plan.yaml --to megatron | deepspeed": "names a choice; test_export.py takes each",
     "holmes simulate plan.yaml --topology topology.yaml --rates rates.yaml --model gpt-7.5b \\": "goes on in the next "
     "line; tests/unit/test_simulate_plan.py runs it",
+    "holmes simulate plan.yaml --topology topology.yaml --rates rates.yaml --schedule best": "needs rates of its own; "
+    "tests/unit/test_simulate_distance.py runs it",
     "holmes simulate calibrate": "needs rates measured on InfiniBand; tests/unit/test_bench_compute.py runs it",
     "holmes bench all_reduce --nics class:infiniband": "needs an InfiniBand port; tests/testbed have emulated ones",
     "torchrun --nnodes 16": _HOSTS,
