@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from rank_jobs import parse_or_work
+from rank_jobs import parse_or_work, results_of, tell_result
 from result_files import write_results
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -70,7 +70,7 @@ def work(job: dict[str, Any]) -> None:
             optimizer.synchronize()
     if rank == 0:
         parameters = sum(p.numel() for p in model.parameters())
-        print("RESULT " + json.dumps({"losses": losses, "seconds": seconds, "parameters": parameters}), flush=True)
+        tell_result({"losses": losses, "seconds": seconds, "parameters": parameters})
     dist.barrier()
     dist.destroy_process_group()
 
@@ -88,11 +88,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     job = {name: getattr(arguments, name) for name in ("steps", "turn", "layers", "width", "variants")}
     with Testbed(parse_spec("compression", document)).session() as session:
         outcome = session.launch([sys.executable, __file__, "--rank", json.dumps(job)]).wait(3000.0)
-    lines = [line for output in outcome.outputs.values() for line in output]
-    found = [line for line in lines if line.startswith("RESULT ")]
-    if outcome.returncode != 0 or not found:
-        raise SystemExit("\n".join(lines))
-    return json.loads(found[0].removeprefix("RESULT "))
+    return results_of(outcome)[0]
 
 
 def table(result: dict[str, Any]) -> str:

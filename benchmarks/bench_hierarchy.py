@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from rank_jobs import results_of, tell_result
 
 import holmes_comm
 from holmes.lab.testbed import Testbed, load_spec
@@ -144,7 +145,7 @@ def work(rounds: int, quick: bool) -> None:
         rows.append(bench.measure(operation, OTHERS_BYTES, rounds, compressions=False))
     feedback = bench.feedback(steps=5 if quick else 50)
     if bench.rank == 0:
-        print("RESULT " + json.dumps({"rows": rows, "setup_s": bench.setup_s, "feedback": feedback}), flush=True)
+        tell_result({"rows": rows, "setup_s": bench.setup_s, "feedback": feedback})
     bench.flat.barrier()
     dist.destroy_process_group()
 
@@ -195,12 +196,7 @@ def main() -> int:
     spec = load_spec(SPEC)
     command = [sys.executable, __file__, "--rank", *sys.argv[1:]]
     outcome = Testbed(spec).run(command, timeout_s=900)
-    lines = [line for output in outcome.outputs.values() for line in output]
-    found = [line for line in lines if line.startswith("RESULT ")]
-    if outcome.returncode != 0 or not found:
-        print("\n".join(lines), file=sys.stderr)
-        return 1
-    result = json.loads(found[0].removeprefix("RESULT "))
+    result = results_of(outcome)[0]
     slow_gbps = min(network.rate_gbps for network in spec.networks.values())
     text, met = table(result["rows"], slow_gbps)
     print(text)

@@ -26,6 +26,7 @@ import time
 import torch
 import torch.distributed as dist
 from overlap_variants import Ours, PacedSettings, Variant, make_variants
+from rank_jobs import tell_result
 from result_files import RESULTS
 from shaped_pair import run_pair, write_pair_results
 
@@ -102,7 +103,7 @@ def work(arguments) -> None:
                 ours.step()
     communication = communication_s(ours.optimizer, arguments.rounds)
     if dist.get_rank() == 0:
-        print("RESULT " + json.dumps({"rows": rows_of(chosen, communication)}), flush=True)
+        tell_result({"rows": rows_of(chosen, communication)})
     dist.barrier()
     dist.destroy_process_group()
 

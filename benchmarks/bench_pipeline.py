@@ -8,13 +8,13 @@ medians and ratios to torch's stage over Gloo with the same schedule.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
 
 import torch
 import torch.distributed as dist
+from rank_jobs import tell_result
 from shaped_pair import run_pair, write_pair_results
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble
 
@@ -119,7 +119,7 @@ def work(arguments) -> None:
             for v in variants
         ]
         message_bytes = 4 * settings.global_batch // arguments.micro_batches * settings.sequence * settings.width
-        print("RESULT " + json.dumps({"rows": rows, "compute_s": compute, "message_bytes": message_bytes}), flush=True)
+        tell_result({"rows": rows, "compute_s": compute, "message_bytes": message_bytes})
     dist.barrier()
     dist.destroy_process_group()
 

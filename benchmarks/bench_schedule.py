@@ -12,7 +12,6 @@ them, as other processes slow all down for minutes.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import threading
@@ -23,6 +22,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 import torch.distributed.pipelining as torch_pipelining
+from rank_jobs import tell_result
 from shaped_pair import run_pair, write_pair_results
 
 import holmes
@@ -318,7 +318,7 @@ def work(arguments) -> None:
         ]
         stages_s = [{name: getattr(one, name) for name in PASSES} for one in stages]
         result = {"rows": rows, "link": link, "stages": stages_s, "limit": limit}
-        print("RESULT " + json.dumps({**result, "message_bytes": bench.message_bytes}), flush=True)
+        tell_result({**result, "message_bytes": bench.message_bytes})
     dist.barrier()
     dist.destroy_process_group()
 
@@ -391,7 +391,9 @@ def main() -> int:
         if not arguments.dry:
             settings = {key: value for key, value in vars(arguments).items() if key not in ("rank", "dry")}
             ranks = f"{arguments.stages} stages"
-            write_pair_results(__file__, "schedule", ranks, settings, "\n\n".join(texts), {"cells": results})
+            write_pair_results(
+                __file__, "schedule", ranks, settings, "\n\n".join(texts), {"cells": results}, nodes=arguments.stages
+            )
     return 0
 
 

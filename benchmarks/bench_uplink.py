@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 import numpy as np
-from rank_jobs import parse_or_work
+from rank_jobs import parse_or_work, results_of, tell_result
 from result_files import write_results
 
 MIB = 2**20
@@ -116,7 +116,7 @@ def work(job: dict[str, Any]) -> None:
             found = rank.phase(*switches)
             if number > 0:  # the first warms up
                 results[name].append(found)
-    print("RESULT " + json.dumps(results), flush=True)
+    tell_result(results)
     rank.world.barrier()
 
 
@@ -145,10 +145,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         before = session.line_counters()
         outcome = session.launch([sys.executable, __file__, "--rank", json.dumps(job)]).wait(1500.0)
         late = too_slow(*slowness(before, session.line_counters()))
-    lines = [line for output in outcome.outputs.values() for line in output]
-    found = [json.loads(line.removeprefix("RESULT ")) for line in lines if line.startswith("RESULT ")]
-    if outcome.returncode != 0 or len(found) != 2 * NODES:
-        raise SystemExit("\n".join(lines))
+    found = results_of(outcome)
+    if len(found) != 2 * NODES:
+        raise SystemExit(f"{len(found)} of {2 * NODES} ranks told what they found")
     phases = {}
     for name, *_ in PHASES:
         taken_s = sorted(t for rank in found for part in rank[name] for t in part["taken_s"])

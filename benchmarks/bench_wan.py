@@ -23,7 +23,7 @@ import time
 from typing import Any
 
 import numpy as np
-from rank_jobs import parse_or_work
+from rank_jobs import parse_or_work, results_of, tell_result
 from result_files import write_results
 
 MIB = 2**20
@@ -147,7 +147,7 @@ def work(job: dict[str, Any]) -> None:
     time.sleep(0.5)
     result = bench.run()
     if bench.rank == 0:
-        print("RESULT " + json.dumps(result), flush=True)
+        tell_result(result)
     bench.comm.barrier()
     if server is not None:
         server.terminate()
@@ -193,16 +193,12 @@ def run_cell(arguments: argparse.Namespace, round_trip_ms: float, loss_percent: 
         before = session.line_counters()
         outcome = session.launch([sys.executable, __file__, "--rank", json.dumps(job)]).wait(1200.0)
         late_share, overflowed = slowness(before, session.line_counters())
-    lines = [line for output in outcome.outputs.values() for line in output]
-    found = [line for line in lines if line.startswith("RESULT ")]
-    if outcome.returncode != 0 or not found:
-        raise SystemExit("\n".join(lines))
     return {
         "round_trip_ms": round_trip_ms,
         "loss_percent": loss_percent,
         "late_share": late_share,
         "overflowed": overflowed,
-    } | json.loads(found[0].removeprefix("RESULT "))
+    } | results_of(outcome)[0]
 
 
 def add_rates(cell: dict[str, Any], arguments: argparse.Namespace) -> None:
