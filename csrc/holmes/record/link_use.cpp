@@ -89,7 +89,7 @@ LinkUse::LinkUse(std::shared_ptr<Link> link, Ask ask) : link_(std::move(link)), 
 LinkUse::~LinkUse() {
   Links& own = links();
   const std::lock_guard lock(own.mutex);
-  if (std::erase(own.uses, this) == 0 || !link_) return;
+  if (std::erase(own.uses, this) == 0) return;
   look(Clock::now());
   link_->history.add(link_->latest);
 }
@@ -98,7 +98,6 @@ void LinkUse::look(Clock::time_point now) {
   const auto sample = ask_();
   if (!sample) return;
   stalls_.look(now, sample->is_under_way, sample->delivered, sample->round_trip);
-  if (!link_) return;
   LinkSample& latest = link_->latest;
   const std::uint64_t before = std::exchange(sent_bytes_, sample->sent_bytes);
   latest.at = now;

@@ -80,7 +80,7 @@ class LinkUse {
 public:
   using Ask = std::function<std::optional<UseSample>()>;
 
-  // `link`: null where it stays inside a cluster. `ask`: what the system knows, from any thread.
+  // `ask`: what the system knows, from any thread.
   LinkUse(std::shared_ptr<Link> link, Ask ask);
   ~LinkUse();
   LinkUse(const LinkUse&) = delete;
