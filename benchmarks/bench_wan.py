@@ -66,16 +66,17 @@ class Bench:
         self.small = np.ones(job["pause_bytes"] // 4, "float32")
 
     def timed(self, run: Any, pause_s: float = 0.0) -> float:
-        """Seconds of the slowest rank. Collective."""
-        self.comm.barrier()
-        time.sleep(pause_s)
-        if pause_s == 0:
-            self.comm.barrier()
-        start_s = time.perf_counter()
+        """Seconds from when all ranks begin, at one moment of the clock that they share, to when the last one is done.
+        Collective."""
+        moment_s = np.array([time.monotonic()])
+        self.comm.all_reduce(moment_s, "max")
+        # A barrier lets ranks go half a round trip after each other.
+        begin_s = float(moment_s[0]) + max(pause_s, self.job["round_trip_s"] + 0.01)
+        time.sleep(max(0.0, begin_s - time.monotonic()))
         run()
-        taken = np.array([time.perf_counter() - start_s])
-        self.comm.all_reduce(taken, "max")
-        return float(taken[0])
+        end_s = np.array([time.monotonic()])
+        self.comm.all_reduce(end_s, "max")
+        return float(end_s[0]) - begin_s
 
     def message(self, data: np.ndarray) -> None:
         """From rank 0 to rank 2."""
@@ -186,6 +187,7 @@ def run_cell(arguments: argparse.Namespace, round_trip_ms: float, loss_percent: 
     with testbed.session() as session:
         job = {
             "size_bytes": arguments.size_mib * MIB, "pause_bytes": arguments.pause_mib * MIB,
+            "round_trip_s": round_trip_ms / 1e3,
             "rounds": arguments.rounds, "algorithms": arguments.algorithms, "streams": arguments.streams,
             "iperf3_s": arguments.iperf3_s, "skip": arguments.skip,
             "address": str(session.spec.node("b0").nic("eth0").address.ip),
