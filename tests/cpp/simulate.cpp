@@ -91,7 +91,13 @@ void print_counts(const Report& report) {
   std::printf("  first all_reduce of 8 bytes\n");
   print_line("messages on control connections", report, since(1, of_use(Use::control)));
   print_line("messages on data connections", report, since(1, data_messages));
-  std::printf("  second all_reduce of 8 bytes\n");
+  const auto last = [&](std::size_t stage) {
+    Time at = 0;
+    for (const RankReport& rank : report.ranks) at = std::max(at, rank.at[stage]);
+    return at;
+  };
+  std::printf("  second all_reduce of 8 bytes, %.0f us of virtual time after the first\n",
+              static_cast<double>(last(2) - last(1)) * 1e6 / static_cast<double>(second));
   print_line("messages on control connections", report, since(2, of_use(Use::control)));
   print_line("messages on data connections", report, since(2, data_messages));
 }

@@ -60,6 +60,8 @@ struct Network::File {
   int epoll = -1;  // that watches it
   bool is_listed = false;
   std::uint64_t epoll_data = 0;
+  std::uint32_t epoll_events = 0;
+  std::uint32_t epoll_ready() { return static_cast<std::uint32_t>(ready()) & (epoll_events | EPOLLERR | EPOLLHUP); }
   Waiter waiter;
   std::unique_ptr<std::vector<Waiter>> others;
 };
@@ -133,7 +135,7 @@ struct Network::Epoll final : File {
   short ready() override {
     while (!listed.empty()) {
       File* const first = the_network->file(listed.back());
-      if (first && first->epoll == number && (first->ready() & POLLIN) != 0) return POLLIN;
+      if (first && first->epoll == number && first->epoll_ready() != 0) return POLLIN;
       if (first) first->is_listed = false;
       listed.pop_back();
     }
@@ -184,7 +186,7 @@ void Network::notify(File& changed) {
   };
   tell(changed.waiter);
   if (changed.others) std::ranges::for_each(*changed.others, tell);
-  if (changed.epoll < 0 || changed.is_listed || (ready & POLLIN) == 0) return;
+  if (changed.epoll < 0 || changed.is_listed || changed.epoll_ready() == 0) return;
   auto* const epoll = static_cast<Epoll*>(file(changed.epoll));
   if (!epoll) return;
   changed.is_listed = true;
@@ -552,6 +554,7 @@ int Network::control_epoll(int epoll, int operation, int fd, const epoll_event* 
   if (operation == EPOLL_CTL_ADD && watched->epoll == epoll) return -EEXIST;
   watched->epoll = epoll;
   watched->epoll_data = event->data.u64;
+  watched->epoll_events = event->events;
   watched->is_listed = false;
   notify(*watched);
   return 0;
@@ -565,8 +568,8 @@ int Network::wait_epoll(int fd, std::span<epoll_event> events, Time until) {
   std::vector<int> still;
   std::size_t count = 0;
   while (count < events.size() && (epoll->ready() & POLLIN) != 0) {
-    const File& first = *file(epoll->listed.back());
-    events[count++] = {.events = EPOLLIN, .data = {.u64 = first.epoll_data}};
+    File& first = *file(epoll->listed.back());
+    events[count++] = {.events = first.epoll_ready(), .data = {.u64 = first.epoll_data}};
     still.push_back(first.number);
     epoll->listed.pop_back();
   }

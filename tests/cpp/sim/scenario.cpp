@@ -115,9 +115,11 @@ private:
     RankReport& own = report(rank);
     own.set_up = scheduler_.now();
     own.traffic[0] = network_.traffic(rank);
+    own.at[0] = own.set_up;
     for (std::size_t stage = 1; stage < stages; ++stage) {
       add_up(*comm);
       own.traffic[stage] = network_.traffic(rank);
+      own.at[stage] = scheduler_.now();
     }
     for (int i = 0; i < scenario_.operations; ++i) operate(*comm, i);
     comm->barrier({})->wait();

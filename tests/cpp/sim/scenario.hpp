@@ -38,6 +38,7 @@ struct RankReport {
   bool names_a_lost_rank = false;
   Time began = 0, set_up = 0, ended = 0;
   std::array<Traffic, stages> traffic{};
+  std::array<Time, stages> at{};  // when it had done so much
   std::uint64_t calls = 0;
 };
 
