@@ -37,12 +37,14 @@ class GroupOptions:
     size in bytes from which on collectives run hierarchically, "never": none does (for groups that only send, receive
     and reduce little); None: HOLMES_HIERARCHICAL_MIN_BYTES, else measured. tls: "off", "clusters" or "all", which
     connections are encrypted; None: HOLMES_TLS, else off. priority: 0 to 3, the same on all ranks: on links that they
-    share, groups of higher priority go first (docs/wan.md); None: as TCP shares. dscp: code point of its IP packets, 0
-    to 63, the same on all ranks; None: what its priority has (34, 18, 10, 1 for 3, 2, 1, 0), without one the system's.
-    nccl_variables: NCCL variables for the group's CUDA tensors alone ({"NCCL_IB_TC": "106"}). nccl: what NCCL is told
-    for the group. options: what else the engine can be told, and what the others say where they are left out; not NICs
-    and clusters, which are chosen, nor `rank`, `size` and `name`. Deadlines of operations are torch's `timeout`.
-    As the arguments of `holmes_comm.init`; each rank of the group passes its own. Immutable. Raises UsageError where a
+    share, groups of higher priority go first (docs/wan.md); None: as TCP shares. turn: 0 to 15, beside `priority`, the
+    same on all ranks: of groups of one priority that have one the lowest goes first; None: they share. dscp: code point
+    of its IP packets, 0 to 63, the same on all ranks; None: what its priority has (34, 18, 10, 1 for 3, 2, 1, 0),
+    without one the system's. nccl_variables: NCCL variables for the group's CUDA tensors alone ({"NCCL_IB_TC": "106"}).
+    nccl: what NCCL is told for the group. options: what else the engine can be told, and what the others say where they
+    are left out; not NICs and clusters, which are chosen, nor `rank`, `size` and `name`. Deadlines of operations are
+    torch's `timeout`. As the arguments of `holmes_comm.init`; each rank of the group passes its own. Immutable. Raises
+    UsageError where a
     field has a value it cannot have.
     """
 
@@ -52,6 +54,7 @@ class GroupOptions:
     hierarchical_min_bytes: int | Literal["never"] | None = None
     tls: Literal["off", "clusters", "all"] | None = None
     priority: int | None = None
+    turn: int | None = None
     dscp: int | None = None
     nccl_variables: dict[str, str] | None = None
     nccl: NcclSettings | None = None
@@ -72,7 +75,7 @@ class GroupOptions:
         for name, argument in _CHOSEN.items():
             if value := getattr(options, name):
                 raise UsageError(f"options.{name}={value!r} says nothing here, where it is chosen; give {argument}=")
-        for name in ("hierarchical_min_bytes", "tls", "priority", "dscp"):
+        for name in ("hierarchical_min_bytes", "tls", "priority", "turn", "dscp"):
             assign(options, **{name: getattr(self, name)})
         if self.nics is not None and options.transport == "auto":
             options.transport = self.nics.transport

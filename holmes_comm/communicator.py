@@ -52,6 +52,7 @@ def init(
     hierarchical_min_bytes: int | Literal["never"] | None = None,
     tls: Literal["off", "clusters", "all"] | None = None,
     priority: int | None = None,
+    turn: int | None = None,
     dscp: int | None = None,
     backend: str = "host",
     device: int | None = None,
@@ -89,6 +90,8 @@ def init(
             different clusters), "all"; None: HOLMES_TLS, else off (docs/security.md).
         priority: 0 to 3, the same on all ranks: on links that they share, communicators of higher priority go first
             (docs/wan.md); None: as TCP shares.
+        turn: 0 to 15, beside `priority`, the same on all ranks: of communicators of one priority that have one the
+            lowest goes first; None: they share.
         dscp: code point of differentiated services that its IP packets have, 0 to 63, the same on all ranks; None: what
             its priority has (34, 18, 10, 1 for 3, 2, 1, 0), without one the system's.
         backend: "host" (host memory) or "nccl" (a GPU's memory, by NCCL over the NICs chosen here; docs/nccl.md); what
@@ -117,6 +120,7 @@ def init(
         hierarchical_min_bytes=hierarchical_min_bytes,
         tls=tls,
         priority=priority,
+        turn=turn,
         dscp=dscp,
         nccl_variables=nccl_variables,
         nccl=nccl,
@@ -159,7 +163,7 @@ def init(
 
 #: Options of what moves host memory.
 _OF_HOST_MEMORY = (
-    *("transport", "hierarchical_min_bytes", "priority", "dscp"),
+    *("transport", "hierarchical_min_bytes", "priority", "turn", "dscp"),
     *("integrity", "integrity_digest_every", "local_completion"),
 )
 

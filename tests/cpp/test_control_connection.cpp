@@ -65,7 +65,7 @@ void a_lost_rail_is_silent_and_the_other_is_heard() {
 void turns_are_told_as_they_were_sent() {
   Watched watched;
   ControlConnection peer(0, "a0", "eth0", std::move(watched.sockets.right));
-  const std::vector<Turn> sent{{3, 0, Uplink::lease}, {2, 1, std::chrono::milliseconds(0)}};
+  const std::vector<Turn> sent{{{3}, 0, Uplink::lease}, {{2, 5}, 1, std::chrono::milliseconds(0)}};
   for (const Turn& turn : sent) peer.send_turn(turn);
   std::vector<Turn> told;
   for (std::size_t count = 0; count < rails * sent.size() && watched.has_news(1000); count = told.size()) {
@@ -74,7 +74,7 @@ void turns_are_told_as_they_were_sent() {
   }
   CHECK(told.size() == rails * sent.size());  // over each rail
   for (std::size_t i = 0; i < told.size(); ++i) CHECK(told[i] == sent[i % sent.size()]);
-  peer.send_turn({3, 0, 2 * Uplink::lease});
+  peer.send_turn({{3}, 0, 2 * Uplink::lease});
   CHECK(watched.has_news(1000) && !watched.control.drain() && watched.control.take_turns().empty());
 }
 

@@ -300,11 +300,11 @@ void check_turns() {
     const auto uplink = Uplink::of("lo");  // of all ranks: they are threads
     const auto until = [&](bool gives_way) {
       const auto end = Clock::now() + std::chrono::seconds(20);
-      while (uplink->gives_way(1, Clock::now()) != gives_way && Clock::now() < end) {
+      while (uplink->gives_way({1}, Clock::now()) != gives_way && Clock::now() < end) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
         uplink->hear(Clock::now());
       }
-      CHECK(uplink->gives_way(1, Clock::now()) == gives_way);
+      CHECK(uplink->gives_way({1}, Clock::now()) == gives_way);
     };
     std::vector<std::int64_t> data(std::size_t{4} << 20);
     if (rank == 0) messages->send(buffer(data, DType::int64), 1)->wait();

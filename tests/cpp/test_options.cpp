@@ -11,8 +11,8 @@ int main() {
   [[maybe_unused]] const auto& [rank, size, name, nics, rdma_ports, clusters, cluster_names, cluster_nics,
                                 between_clusters, hierarchical_min_bytes, job_rank, labels, transport, timeout,
                                 connect_timeout, secret, tls, integrity, integrity_digest_every, spin_us,
-                                local_completion, priority, dscp, wide_min_ranks] = options;
-  constexpr int field_count = 24;
+                                local_completion, priority, turn, dscp, wide_min_ranks] = options;
+  constexpr int field_count = 25;
   int visited = 0;
   visit_fields([&](const char*, auto field) {
     CommunicatorOptions copy;

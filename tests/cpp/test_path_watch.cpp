@@ -106,7 +106,7 @@ public:
       const std::string nic = "sim" + std::to_string(made_++);
       uplinks_.push_back(Uplink::of(nic));
       others_.push_back(std::make_shared<Others>(*this, host));
-      if (hosts > 1) uplinks_.back()->join(others_.back(), highest_priority, 0);
+      if (hosts > 1) uplinks_.back()->join(others_.back(), std::nullopt, 0);
       const auto path = Path::of(nic, "cluster b");
       for (int i = 0; i < streams; ++i) {
         streams_.push_back(std::make_unique<Stream>());

@@ -33,24 +33,49 @@ void turns_are_told_to_those_below_and_again_until_the_last_one_ends() {
   const auto data = std::make_shared<Neighbours>(), checkpoints = std::make_shared<Neighbours>();
   uplink.join(data, 1, 2);
   uplink.join(checkpoints, 0, 0);
-  uplink.begin_turn(3, start);
-  uplink.begin_turn(3, start + 1ms);
-  const std::vector<Turn> begun{{3, 2, Uplink::lease}};
+  uplink.begin_turn({3}, start);
+  uplink.begin_turn({3}, start + 1ms);
+  const std::vector<Turn> begun{{{3}, 2, Uplink::lease}};
   CHECK(data->told == begun);
-  CHECK(checkpoints->told == std::vector<Turn>({{3, 0, Uplink::lease}}));
-  uplink.keep_turn(3, start + Uplink::renewal - 1ms);
+  CHECK(checkpoints->told == std::vector<Turn>({{{3}, 0, Uplink::lease}}));
+  uplink.keep_turn({3}, start + Uplink::renewal - 1ms);
   CHECK(data->told == begun);
-  uplink.keep_turn(3, start + Uplink::renewal);
+  uplink.keep_turn({3}, start + Uplink::renewal);
   CHECK(data->told.size() == 2 && data->told.back() == begun.back());
-  uplink.end_turn(3);
+  uplink.end_turn({3});
   CHECK(data->told.size() == 2);
-  uplink.end_turn(3);
-  CHECK(data->told.size() == 3 && data->told.back() == Turn({3, 2, 0ms}));
-  uplink.begin_turn(3, start + Uplink::renewal + 1ms);  // told at once, however soon
+  uplink.end_turn({3});
+  CHECK(data->told.size() == 3 && data->told.back() == Turn({{3}, 2, 0ms}));
+  uplink.begin_turn({3}, start + Uplink::renewal + 1ms);  // told at once, however soon
   CHECK(data->told.size() == 4);
-  uplink.begin_turn(1, start);
+  uplink.begin_turn({1}, start);
   CHECK(data->told.size() == 4);
-  CHECK(checkpoints->told.back() == Turn({1, 0, Uplink::lease}));
+  CHECK(checkpoints->told.back() == Turn({{1}, 0, Uplink::lease}));
+}
+
+void those_that_take_turns_are_told_to_groups_of_theirs_and_without_a_priority() {
+  Uplink uplink;
+  const auto same = std::make_shared<Neighbours>(), none = std::make_shared<Neighbours>();
+  const auto above = std::make_shared<Neighbours>();
+  uplink.join(same, 2, 0);
+  uplink.join(none, std::nullopt, 1);
+  uplink.join(above, 3, 0);
+  uplink.begin_turn({2}, start);
+  CHECK(same->told.empty() && none->told.empty());
+  uplink.begin_turn({2, 4}, start);
+  CHECK(same->told == std::vector<Turn>({{{2, 4}, 0, Uplink::lease}}));
+  CHECK(none->told == std::vector<Turn>({{{2, 4}, 1, Uplink::lease}}));
+  uplink.begin_turn({2, 15}, start);
+  CHECK(same->told.back() == Turn({{2, 15}, 0, Uplink::lease}) && same->told.size() == 2);
+  uplink.end_turn({2, 4});  // not the other's
+  CHECK(same->told.back() == Turn({{2, 4}, 0, 0ms}));
+  CHECK(above->told.empty());
+  const int source = 0;
+  uplink.heard(&source, {{2, 4}, 0, Uplink::lease}, start);
+  uplink.heard(&source, {{2, 5}, 0, Uplink::lease}, start);
+  uplink.heard(&source, {{2, 4}, 0, 0ms}, start);
+  CHECK(uplink.gives_way({2, 6}, start) && !uplink.gives_way({2, 5}, start) && uplink.gives_way({1}, start));
+  CHECK(!uplink.gives_way({2}, start) && !uplink.gives_way({3, 9}, start));
 }
 
 void whoever_is_gone_is_told_nothing() {
@@ -58,7 +83,7 @@ void whoever_is_gone_is_told_nothing() {
   auto gone = std::make_shared<Neighbours>();
   uplink.join(gone, 1, 0);
   gone.reset();
-  uplink.begin_turn(3, start);
+  uplink.begin_turn({3}, start);
   const auto there = std::make_shared<Neighbours>();
   uplink.join(there, 1, 0);
   uplink.hear(start);
@@ -69,22 +94,23 @@ void whoever_is_gone_is_told_nothing() {
 void what_is_told_holds_for_its_lease_at_most() {
   Uplink uplink;
   const int one = 0, other = 0;
-  uplink.heard(&one, {3, 0, Uplink::lease}, start);
-  uplink.heard(&other, {2, 0, 10h}, start + 10ms);
-  CHECK(uplink.gives_way(1, start + 10ms) && uplink.gives_way(2, start + 10ms) && !uplink.gives_way(3, start + 10ms));
-  uplink.heard(&one, {3, 0, 0ms}, start + 20ms);  // its end is not the other's
-  CHECK(!uplink.gives_way(2, start + 20ms) && uplink.gives_way(1, start + 20ms));
-  CHECK(uplink.gives_way(1, start + 10ms + Uplink::lease - 1ms));
-  CHECK(!uplink.gives_way(1, start + 10ms + Uplink::lease));  // its end was lost
+  uplink.heard(&one, {{3}, 0, Uplink::lease}, start);
+  uplink.heard(&other, {{2}, 0, 10h}, start + 10ms);
+  CHECK(uplink.gives_way({1}, start + 10ms) && uplink.gives_way({2}, start + 10ms) &&
+        !uplink.gives_way({3}, start + 10ms));
+  uplink.heard(&one, {{3}, 0, 0ms}, start + 20ms);  // its end is not the other's
+  CHECK(!uplink.gives_way({2}, start + 20ms) && uplink.gives_way({1}, start + 20ms));
+  CHECK(uplink.gives_way({1}, start + 10ms + Uplink::lease - 1ms));
+  CHECK(!uplink.gives_way({1}, start + 10ms + Uplink::lease));  // its end was lost
 }
 
 void what_others_carry_is_added_up_by_path_for_its_lease() {
   Uplink uplink;
   const auto neighbours = std::make_shared<Neighbours>();
-  uplink.join(neighbours, highest_priority, 2);
+  uplink.join(neighbours, std::nullopt, 2);
   uplink.tell(Carried{.path = 7, .teller = 5, .bytes_per_s = 1e6});
   CHECK(neighbours->carried == std::vector<Carried>({{.path = 7, .teller = 5, .bytes_per_s = 1e6, .rail = 2}}));
-  uplink.begin_turn(3, start);
+  uplink.begin_turn({3}, start);
   CHECK(neighbours->told.empty());  // of a group without a priority
   uplink.heard({.path = 7, .teller = 1, .bytes_per_s = 3e6, .is_limit = true}, start);
   uplink.heard({.path = 7, .teller = 1, .bytes_per_s = 1e6, .is_limit = true}, start);  // over another group too
@@ -122,18 +148,18 @@ struct Stages {
   bool operator==(const Stages&) const = default;
 };
 
-// Of a stream whose neighbours have something of priority 2 to send for a second.
-Stages stages(int priority, bool crosses) {
+// Of a stream whose neighbours have something to send for a second.
+Stages stages(const Precedence& own, bool crosses, const Precedence& theirs = {2}) {
   const auto [left, right] = tcp_pair();
-  PathPacer pacer(left.get(), priority, "test0", crosses);
+  PathPacer pacer(left.get(), own, "test0", crosses);
   const auto uplink = Uplink::of("test0");
   const auto neighbours = std::make_shared<Neighbours>();
   uplink->join(neighbours, 1, 0);
-  const bool has_to_hear = crosses && priority < highest_priority;
+  const bool has_to_hear = crosses && (own.priority < highest_priority || own.turn.value_or(0) > 0);
   CHECK(pacer.next_look(true).has_value() == has_to_hear);
   const int source = 0;
   const auto pauses_at = [&](std::chrono::milliseconds at, bool is_told) {
-    if (is_told) uplink->heard(&source, {2, 0, Uplink::lease}, start + at);
+    if (is_told) uplink->heard(&source, {theirs, 0, Uplink::lease}, start + at);
     pacer.before_send(start + at);
     CHECK(rate_of(left.get()) == no_rate || (!pacer.pauses() && unsent_limit_of(left.get()) == 16 * 1024));
     CHECK(!pacer.pauses() || pacer.next_look(false));  // somebody has to look for the end
@@ -148,17 +174,24 @@ Stages stages(int priority, bool crosses) {
 
 void streams_of_lower_priority_give_way_and_go_on() {
   const Stages gives_way{true, true, false, false, least_rate}, goes_on{false, false, false, false, no_rate};
-  CHECK(stages(1, true) == gives_way);
-  CHECK(stages(0, true) == gives_way);
-  CHECK(stages(1, false) == goes_on);
-  CHECK(stages(2, true) == goes_on);
-  CHECK(stages(3, true) == goes_on);
+  CHECK(stages({1}, true) == gives_way);
+  CHECK(stages({0}, true) == gives_way);
+  CHECK(stages({1}, false) == goes_on);
+  CHECK(stages({2}, true) == goes_on);
+  CHECK(stages({3}, true) == goes_on);
+  CHECK(stages({3, 1}, true, {3, 0}) == gives_way);
+  CHECK(stages({1, 15}, true, {1, 14}) == gives_way);
+  CHECK(stages({1, 0}, true) == gives_way);
+  CHECK(stages({3, 0}, true, {3, 1}) == goes_on);
+  CHECK(stages({3, 1}, true, {3, 1}) == goes_on);
+  CHECK(stages({3}, true, {3, 0}) == goes_on);
+  CHECK(stages({3, 1}, true, {3}) == goes_on);
 }
 
 void a_channel_that_pauses_sends_nothing_and_wakes_nobody_before_its_look() {
   auto sockets = rail_sockets(1);
   Connection& socket = sockets.left.front();
-  socket.pacer = std::make_unique<PathPacer>(socket.fd.get(), 1, "test2", true);
+  socket.pacer = std::make_unique<PathPacer>(socket.fd.get(), Precedence{1}, "test2", true);
   const auto neighbours = std::make_shared<Neighbours>();
   const auto uplink = Uplink::of("test2");
   uplink->join(neighbours, 1, 0);
@@ -167,7 +200,7 @@ void a_channel_that_pauses_sends_nothing_and_wakes_nobody_before_its_look() {
   const iovec piece{data.data(), data.size()};
   const int source = 0;
   const auto begun = Clock::now();
-  uplink->heard(&source, {3, 0, Uplink::lease}, begun);
+  uplink->heard(&source, {{3}, 0, Uplink::lease}, begun);
   const bool sent = channel.try_send({&piece, 1}) > 0;
   std::vector<pollfd> fds;
   CHECK(channel.prepare_wait(true, true, fds) && fds.size() == 1);
@@ -188,7 +221,7 @@ struct Stream {
   PathPacer pacer;
   std::size_t sent = 0;
 
-  Stream(int priority, bool crosses) : pacer(ends.first.get(), priority, "test1", crosses) {
+  Stream(const Precedence& own, bool crosses) : pacer(ends.first.get(), own, "test1", crosses) {
     Uplink::of("test1")->join(neighbours, 0, 0);
   }
   void send(std::size_t bytes, Clock::time_point now) {
@@ -213,31 +246,31 @@ struct Stream {
 };
 
 void what_waits_for_the_path_is_told_until_it_is_sent() {
-  Stream stream(3, true);
+  Stream stream({3}, true);
   stream.send(100, start);
   CHECK(stream.neighbours->told.empty());
   CHECK(!stream.pacer.next_look(true));
   stream.send(std::size_t{16} << 20, start);  // more than both sockets hold
-  CHECK(stream.neighbours->told == std::vector<Turn>({{3, 0, Uplink::lease}}));
+  CHECK(stream.neighbours->told == std::vector<Turn>({{{3}, 0, Uplink::lease}}));
   CHECK(stream.pacer.next_look(false).has_value());
   stream.pacer.look(start + 2 * Uplink::renewal);
   CHECK(stream.neighbours->told.size() == 2);
   stream.receive();
   stream.pacer.look(start + 4 * Uplink::renewal);
-  CHECK(stream.neighbours->told.size() == 3 && stream.neighbours->told.back() == Turn({3, 0, 0ms}));
+  CHECK(stream.neighbours->told.size() == 3 && stream.neighbours->told.back() == Turn({{3}, 0, 0ms}));
   CHECK(!stream.pacer.next_look(false));
 }
 
 void what_stays_in_the_cluster_or_is_least_is_not_told() {
   for (const auto& [priority, crosses] : {std::pair(3, false), std::pair(0, true)}) {
-    Stream stream(priority, crosses);
+    Stream stream({priority}, crosses);
     stream.send(std::size_t{16} << 20, start);
     CHECK(stream.neighbours->told.empty());
   }
 }
 
 void a_stream_that_ends_ends_its_turn() {
-  auto stream = std::make_unique<Stream>(3, true);
+  auto stream = std::make_unique<Stream>(Precedence{3}, true);
   stream->send(std::size_t{16} << 20, start);
   const auto neighbours = stream->neighbours;
   stream.reset();
@@ -248,6 +281,7 @@ void a_stream_that_ends_ends_its_turn() {
 
 int main() {
   turns_are_told_to_those_below_and_again_until_the_last_one_ends();
+  those_that_take_turns_are_told_to_groups_of_theirs_and_without_a_priority();
   whoever_is_gone_is_told_nothing();
   what_is_told_holds_for_its_lease_at_most();
   what_others_carry_is_added_up_by_path_for_its_lease();

@@ -63,7 +63,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
     }
     const auto probe = one.connection->take_probe();
     REQUIRE(!probe || !probe->whole || probe->whole->lease <= WholeProgress::longest_lease);
-    for (const Turn& turn : one.connection->take_turns()) REQUIRE(turn.lease <= Uplink::lease && turn.priority >= 0);
+    for (const Turn& turn : one.connection->take_turns())
+      REQUIRE(turn.lease <= Uplink::lease && turn.of.priority >= 0 && turn.of.turn.value_or(0) >= 0);
   }
   if (has_failed) return 0;
   one.peer.reset();

@@ -18,6 +18,7 @@ std::vector<std::string> fuzz::seeds() {
   record.unix_token = "holmes-0123";
   record.made_secret = std::string(64, 's');
   record.priority = 3;
+  record.turn = 15;
   record.cluster = "1";
   record.rdma_ports = {{"mlx5_0:1", "RoCE v2"}, {"mlx5_1:1", "RoCE v2"}};
   record.no_rdma = "asks for tls='all'";

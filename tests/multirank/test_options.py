@@ -84,12 +84,15 @@ def test_a_negative_spin_is_refused():
         sum_with(CommunicatorOptions(spin_us=-1))
 
 
-@pytest.mark.parametrize(("priority", "dscp"), [(0, None), (3, 0), (None, 63)])
-def test_priority_and_code_point_are_options(priority, dscp):
+@pytest.mark.parametrize(
+    ("priority", "turn", "dscp"), [(0, None, None), (3, None, 0), (None, None, 63), (3, 0, None), (1, 15, None)]
+)
+def test_priority_turn_and_code_point_are_options(priority, turn, dscp):
     store = holmes_comm.LocalStore()
 
     def body(rank):
-        comm = holmes_comm.init(store, rank, 2, name="p", transport="tcp", priority=priority, dscp=dscp)
+        options = {"priority": priority, "turn": turn, "dscp": dscp}
+        comm = holmes_comm.init(store, rank, 2, name="p", transport="tcp", **options)
         data = np.ones(300_000)
         comm.all_reduce(data)
         return bool((data == 2).all())
@@ -113,6 +116,8 @@ def test_impossible_priorities_and_code_points(name, wrong, most):
     [
         ("priority", (3, 1), r"have priority=3 and priority=1; give every rank the same priority, or none"),
         ("priority", (None, 0), r"have no priority and priority=0; give every rank the same priority, or none"),
+        ("turn", (0, 1), r"have turn=0 and turn=1; give every rank the same turn, or none"),
+        ("turn", (None, 15), r"have no turn and turn=15; give every rank the same turn, or none"),
         ("dscp", (46, None), r"have dscp=46 and no dscp; give every rank the same dscp, or none"),
     ],
 )
@@ -120,8 +125,9 @@ def test_ranks_that_differ_in_priority_or_code_point_are_told(name, values, told
     store = holmes_comm.LocalStore()
 
     def body(rank):
+        priority = {"priority": 3} if name == "turn" else {}
         with pytest.raises(UsageError, match=rf"rank 0 \(host .*\) and rank 1 \(host .*\) {told}"):
-            holmes_comm.init(store, rank, 2, name="p", **{name: values[rank]})
+            holmes_comm.init(store, rank, 2, name="p", **priority, **{name: values[rank]})
 
     run_threads(2, body, timeout_s=60)
 
@@ -278,6 +284,9 @@ def test_nccl_does_not_run_in_the_clear_where_all_is_to_be_encrypted(arguments):
         ({"dscp": "x"}, "dscp='x' is of another type"),
         ({"dscp": 64}, "dscp=64 is not possible; it must be from 0 to 63"),
         ({"priority": -1}, "priority=-1 is not possible; it must be from 0 to 3"),
+        ({"priority": 3, "turn": 16}, "turn=16 is not possible; it must be from 0 to 15"),
+        ({"turn": 0}, "turn=0 is the place among groups of one priority, but there is no priority; give priority="),
+        ({"priority": 3, "turn": "first"}, "turn='first' is of another type"),
         ({"options": CommunicatorOptions(priority=2), "priority": 9}, "priority=9 is not possible"),
         ({"nccl_variables": "NCCL_IB_TC=106"}, "nccl_variables='NCCL_IB_TC=106' is no dict"),
         ({"nccl": {}}, "nccl={} is no NcclSettings"),

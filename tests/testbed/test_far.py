@@ -228,6 +228,19 @@ def test_a_host_gives_way_to_a_message_of_the_one_beside_it() -> None:
 
 
 @needs_namespaces
+@pytest.mark.parametrize("delay_ms", [0, 20])
+def test_pipelines_take_turns_on_what_joins_clusters(delay_ms: float) -> None:
+    """2 MiB of each of two hosts; the way takes 170 ms alone. What the later one has in flight is in front."""
+    network = {"class": "ethernet", "rate_gbps": 0.5, "uplink": {"rate_gbps": 0.1, "delay_ms": delay_ms}}
+    clusters = {name: {"nodes": 2, "nics": [{"name": "eth0", "network": "eth"}]} for name in "ab"}
+    with Testbed(parse_spec("turns", {"networks": {"eth": network}, "clusters": clusters})).session() as session:
+        found = _run(session, "far_worker", "turns")
+    (first, other), shared = ([statistics.median(ms) for ms in found[name]] for name in ("turns", "shared"))
+    assert first < 0.8 * min(shared), found
+    assert other < 1.25 * max(shared), found
+
+
+@needs_namespaces
 @pytest.mark.parametrize(
     ("delay_ms", "arguments"), [(10, []), (0, ["never"]), (0, [""])], ids=["far", "named", "hierarchical"]
 )

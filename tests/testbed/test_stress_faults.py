@@ -33,7 +33,7 @@ from holmes.lab.stress.result import WrongResultError
 from holmes_comm import AbortedError, PeerLostError, ProtocolError, UsageError
 from holmes_comm import TimeoutError as HolmesTimeoutError
 
-FIELDS = 24  # of a rank's record with one rail
+FIELDS = 25  # of a rank's record with one rail
 
 RIGHT = GroupReport("dp", (0, 2), 9, 99, 100.5, "PeerLostError", "PeerLostError", culprit=2, reporter=0, nic="ib0")
 

@@ -11,7 +11,8 @@ following FOLDER: messages of 1 MiB to rank 1 until there is FOLDER/stop, each l
 what rank 0's path then carried. resting: nothing for longer than a silent peer is waited for; a line says when that
 begins. counted [FLAT]: 1 MB to rank 1 and 3 MB to rank 2, and the metrics of that; with FLAT= or FLAT=never the first
 letters of the hosts are their clusters. uplink: messages to rank 2, the first letters of the hosts being their
-clusters, alone and while rank 1 sends to rank 3 without a pause. seen FOLDER: 1 MB to rank 1 and, after FOLDER/begun,
+clusters, alone and while rank 1 sends to rank 3 without a pause. turns: messages of ranks
+0 and 1 to 2 and 3 that begin together, with and without turns. seen FOLDER: 1 MB to rank 1 and, after FOLDER/begun,
 to rank 2 until there is FOLDER/stop, the first letters of the hosts being their clusters; every rank's flight record
 goes to FOLDER.
 """
@@ -362,6 +363,28 @@ def uplink(count: int = 16) -> dict[str, object]:
     return found
 
 
+def turns(mib: int = 2, count: int = 6) -> dict[str, object]:
+    """Milliseconds until messages of two pairs that begin together have come, by pair; with and without turns."""
+    nics, cluster = holmes_comm.NicSelection(names=("eth0",)), socket.gethostname()[0]
+    clusters = {"nics": nics, "cluster": cluster, "hierarchical_min_bytes": "never", "timeout_s": 60.0}
+    pair, world = RANK % 2, holmes_comm.init(STORE, RANK, SIZE, name="world", **clusters)
+    data, took_ms = np.zeros(mib << 17), np.zeros((2, 2, count + 1))
+    for has_turns in (0, 1):
+        given = {"priority": 3, "turn": pair if has_turns else None}
+        comm = holmes_comm.init(STORE, RANK // 2, 2, name=f"pp{pair}.{has_turns}", **given, **clusters)
+        for number in range(count + 1):
+            world.barrier()
+            start_s = time.monotonic()
+            if RANK < 2:
+                comm.send(data, 1)
+            else:
+                comm.recv(data, 0)
+                took_ms[has_turns, pair, number] = 1e3 * (time.monotonic() - start_s)
+            comm.barrier()
+    world.all_reduce(took_ms)
+    return {name: took_ms[i, :, 1:].tolist() for i, name in enumerate(("shared", "turns"))}
+
+
 def resting() -> dict[str, object]:
     comm = make("far")
     comm.barrier()
@@ -386,6 +409,7 @@ scenarios = {
     "following": following,
     "counted": counted,
     "seen": seen,
+    "turns": turns,
     "uplink": uplink,
     "resting": resting,
 }

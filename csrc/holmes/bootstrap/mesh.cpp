@@ -142,6 +142,7 @@ void check_rank_infos(const std::vector<RankInfo>& records, Transport transport)
               " have " + text(mine) + " and " + text(theirs) + "; give every rank the same " + option + ", or none");
     };
     require_same("priority", first.priority, record.priority);
+    require_same("turn", first.turn, record.turn);
     require_same("dscp", first.dscp, record.dscp);
     require_same("wide_min_ranks", first.wide_min_ranks, record.wide_min_ranks);
     require(record.transport == first.transport, " ask for different transports; use the same on all ranks");
@@ -219,6 +220,7 @@ Mesh build(Rendezvous& rendezvous, const CommunicatorOptions& options, const Env
   own.integrity = *options.integrity;
   own.integrity_digest_every = *options.integrity_digest_every;
   own.priority = options.priority;
+  own.turn = options.turn;
   own.dscp = options.dscp;
   own.wide_min_ranks = options.wide_min_ranks.value_or(env.wide_min_ranks);
   if (!options.clusters.empty()) {

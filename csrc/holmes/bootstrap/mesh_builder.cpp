@@ -433,8 +433,8 @@ void MeshBuilder::fill(int peer, Purpose purpose, int rail, int stream, Connecti
     if (purpose != Purpose::control && socket.info.is_between)
       socket.use = use_of(socket.fd.get(), link_between(nic.interface, place_of(options_.rank, peer), to));
     if (options_.priority && purpose != Purpose::control)
-      socket.pacer =
-          std::make_unique<PathPacer>(socket.fd.get(), *options_.priority, nic.interface, socket.info.is_between);
+      socket.pacer = std::make_unique<PathPacer>(socket.fd.get(), Precedence{*options_.priority, options_.turn},
+                                                 nic.interface, socket.info.is_between);
   }
 }
 

@@ -56,6 +56,7 @@ std::string encode(const RankInfo& record, const Seal& seal) {
   fields.add(std::uint64_t{record.integrity});
   fields.add(static_cast<std::uint64_t>(record.integrity_digest_every));
   fields.add(record.priority);
+  fields.add(record.turn);
   fields.add(record.dscp);
   fields.add(static_cast<std::uint64_t>(record.wide_min_ranks));
   fields.add(std::uint64_t{record.chose_nics});
@@ -128,6 +129,7 @@ RankInfo decode_rank(const std::string& bytes, const std::string& writer, const 
   record.integrity_digest_every =
       static_cast<int>(fields.number("integrity_digest_every", std::numeric_limits<int>::max()));
   record.priority = fields.optional_number("priority");
+  record.turn = fields.optional_number("turn");
   record.dscp = fields.optional_number("dscp");
   record.wide_min_ranks = static_cast<int>(fields.number("wide_min_ranks", std::numeric_limits<int>::max()));
   record.chose_nics = fields.flag("chose_nics");

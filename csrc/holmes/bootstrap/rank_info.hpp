@@ -49,6 +49,7 @@ struct RankInfo {
   bool integrity = false;
   int integrity_digest_every = 0;
   std::optional<int> priority{};
+  std::optional<int> turn{};
   std::optional<int> dscp{};
   int wide_min_ranks = Env{}.wide_min_ranks;
   bool chose_nics = true;                // false: loopback by default

@@ -197,10 +197,9 @@ bool moves_directly(const Group& group) {
 
 // Ranks of the own cluster share its uplinks with this one; so do their messages of other groups.
 void share_uplinks(Group& group, const Mesh& mesh, const CommunicatorOptions& options) {
-  // Each of them tells all others twenty times a second what it carries.
+  // Each of them tells all others twenty times a second what it carries; or, over one without a priority, takes turns.
   constexpr std::size_t most_neighbours = 32;
   const bool is_paced = options.priority.value_or(highest_priority) < highest_priority;
-  if (!is_paced && !group.is_far) return;
   bool spans_clusters = false;
   for (const PeerConnections& connections : mesh.peers) {
     if (connections.peer < 0) continue;
@@ -297,7 +296,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Store> store, CommunicatorOpt
   engine_ = std::make_shared<Engine>(std::move(group), std::move(p2p), place, spin_of(env, options_), *needs.io_thread,
                                      std::move(needs.wake_fd), std::move(sockets));
   for (std::size_t rail = 0; rail < engine_->group().uplinks.size(); ++rail)
-    engine_->group().uplinks[rail]->join(engine_, options_.priority.value_or(highest_priority), static_cast<int>(rail));
+    engine_->group().uplinks[rail]->join(engine_, options_.priority, static_cast<int>(rail));
   if (engine_->group().whole) engine_->group().whole->join(engine_);
   if (!is_internal(options_.name)) register_source(std::shared_ptr<RecordSource>(engine_, &engine_->records()));
   start_watcher(env);

@@ -77,6 +77,11 @@ void check_values(const CommunicatorOptions& options) {
                        std::to_string(most));
   };
   check_range("priority", options.priority, highest_priority);
+  check_range("turn", options.turn, last_turn);
+  if (options.turn && !options.priority)
+    throw UsageError("turn=" + std::to_string(*options.turn) +
+                     " is the place among groups of one priority, but there is no priority; give priority=, 0 to " +
+                     std::to_string(highest_priority) + ", too");
   check_range("dscp", options.dscp, max_dscp);
   if (options.wide_min_ranks.value_or(2) < 2)
     throw UsageError("wide_min_ranks=" + std::to_string(*options.wide_min_ranks) +

@@ -28,6 +28,8 @@ inline constexpr std::uint32_t internal_tag = UINT32_MAX;
 
 // Of CommunicatorOptions::priority.
 inline constexpr int highest_priority = 3;
+// Of CommunicatorOptions::turn.
+inline constexpr int last_turn = 15;
 // Of dscp: what differentiated services know, 6 bits.
 inline constexpr int max_dscp = 63;
 
@@ -104,6 +106,9 @@ struct CommunicatorOptions {
   std::optional<bool> local_completion{};
   // 0 to 3, the same on all ranks: where groups share links, higher ones go first (docs/wan.md). Absent: as TCP shares.
   std::optional<int> priority{};
+  // 0 to 15, the same on all ranks, beside `priority`: where groups of one priority that have a turn share links, the
+  // lowest goes first. Absent: it shares.
+  std::optional<int> turn{};
   // Code point (differentiated services) of its packets, 0 to 63, the same on all ranks. Absent: of its priority.
   std::optional<int> dscp{};
   // How long a waiting thread polls before it sleeps, in microseconds (0: not at all). Absent: HOLMES_SPIN_US, else
@@ -161,6 +166,7 @@ void visit_fields(Visit&& visit) {
   visit("integrity_digest_every", &Options::integrity_digest_every);
   visit("local_completion", &Options::local_completion);
   visit("priority", &Options::priority);
+  visit("turn", &Options::turn);
   visit("dscp", &Options::dscp);
   visit("spin_us", &Options::spin_us);
   visit("wide_min_ranks", &Options::wide_min_ranks);

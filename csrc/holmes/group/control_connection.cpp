@@ -44,6 +44,7 @@ std::optional<int> from_wire(std::int32_t value) { return value < 0 ? std::nullo
 
 struct TurnPayload {
   std::uint32_t priority;
+  std::int32_t turn;  // -1: none
   std::uint32_t rail;
   std::uint32_t lease_ms;
 };
@@ -114,8 +115,8 @@ void ControlConnection::send_probe_reply(const ProbeReply& reply) noexcept {
 }
 
 void ControlConnection::send_turn(const Turn& turn) noexcept {
-  const TurnPayload payload{static_cast<std::uint32_t>(turn.priority), static_cast<std::uint32_t>(turn.rail),
-                            static_cast<std::uint32_t>(turn.lease.count())};
+  const TurnPayload payload{static_cast<std::uint32_t>(turn.of.priority), turn.of.turn.value_or(-1),
+                            static_cast<std::uint32_t>(turn.rail), static_cast<std::uint32_t>(turn.lease.count())};
   send_frame(turn_frame, {{reinterpret_cast<const char*>(&payload), sizeof payload}});
 }
 
@@ -226,11 +227,12 @@ void ControlConnection::take_probe_reply(std::string_view payload) {
 void ControlConnection::take_turn(std::string_view payload) {
   TurnPayload said;
   std::memcpy(&said, payload.data(), sizeof said);
-  if (turns_.size() == most_untaken || said.priority > highest_priority || said.rail > most_rails ||
-      said.lease_ms > Uplink::lease.count())
+  if (turns_.size() == most_untaken || said.priority > highest_priority || said.turn < -1 || said.turn > last_turn ||
+      said.rail > most_rails || said.lease_ms > Uplink::lease.count())
     return;
-  turns_.push_back(
-      {static_cast<int>(said.priority), static_cast<int>(said.rail), std::chrono::milliseconds(said.lease_ms)});
+  turns_.push_back({{static_cast<int>(said.priority), from_wire(said.turn)},
+                    static_cast<int>(said.rail),
+                    std::chrono::milliseconds(said.lease_ms)});
 }
 
 void ControlConnection::take_carried(std::string_view payload) {

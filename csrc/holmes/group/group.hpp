@@ -29,8 +29,8 @@ struct Group {
   std::size_t slice_bytes = 64 * 1024;                       // unit of pipelining, agreed at set-up
   bool is_far = false;                                       // a pair of ranks is, as all agreed; see far_round_trip
   bool is_direct = false;  // all channels move what lasts from memory to memory, as all agreed; see Channel
-  // Of one that spans clusters and has a priority or is far, by rail: the uplinks that it shares with `neighbours`, the
-  // other ranks of the own cluster.
+  // Of one that spans clusters, by rail: the uplinks that it shares with `neighbours`, the other ranks of the own
+  // cluster.
   std::vector<std::shared_ptr<Uplink>> uplinks;
   std::vector<int> neighbours;
   bool local_completion = false;   // of operations with a root, as all ranks agreed; see CommunicatorOptions

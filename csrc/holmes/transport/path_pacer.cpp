@@ -38,12 +38,18 @@ constexpr double most_unsent_bytes = 512 * 1024;
 constexpr auto shortest_adaption = std::chrono::milliseconds(10);
 constexpr auto longest_adaption = std::chrono::milliseconds(100);
 
+// Those of the highest priority that wait for a turn: what they have sent already is in front of whose turn it is.
+double target_of(const Precedence& precedence) {
+  if (precedence.priority < highest_priority) return targets_s[static_cast<std::size_t>(precedence.priority)];
+  return precedence.turn.value_or(0) > 0 ? targets_s.back() : 0;
+}
+
 }  // namespace
 
-PathPacer::PathPacer(int fd, int priority, const std::string& interface, bool crosses)
+PathPacer::PathPacer(int fd, const Precedence& precedence, const std::string& interface, bool crosses)
     : fd_(fd),
-      priority_(priority),
-      target_s_(priority < highest_priority ? targets_s[static_cast<std::size_t>(priority)] : 0),
+      precedence_(precedence),
+      target_s_(target_of(precedence)),
       crosses_(crosses),
       uplink_(Uplink::of(interface)),
       queue_(target_s_) {
@@ -52,7 +58,7 @@ PathPacer::PathPacer(int fd, int priority, const std::string& interface, bool cr
 
 PathPacer::~PathPacer() {
   uplink_->remove(*this);
-  if (has_turn_) uplink_->end_turn(priority_);
+  if (has_turn_) uplink_->end_turn(precedence_);
 }
 
 void PathPacer::before_send(Clock::time_point now) {
@@ -64,25 +70,25 @@ void PathPacer::before_send(Clock::time_point now) {
 void PathPacer::after_send(Clock::time_point now) {
   if (!crosses_ || has_turn_) return;
   const int error = errno;
-  if (uplink_->has_neighbours(priority_) && has_unsent()) {
+  if (uplink_->has_neighbours(precedence_) && has_unsent()) {
     has_turn_ = true;
-    uplink_->begin_turn(priority_, now);
+    uplink_->begin_turn(precedence_, now);
   }
   errno = error;
 }
 
 void PathPacer::look_at_turn(Clock::time_point now) {
   const Clock::time_point sent_at{Clock::duration(sent_at_.load(std::memory_order_relaxed))};
-  if (now - sent_at < look_interval || has_unsent()) return uplink_->keep_turn(priority_, now);
+  if (now - sent_at < look_interval || has_unsent()) return uplink_->keep_turn(precedence_, now);
   has_turn_ = false;
-  uplink_->end_turn(priority_);
+  uplink_->end_turn(precedence_);
 }
 
 void PathPacer::look(Clock::time_point now) {
   if (now - looked_at_ < look_interval) return;
   looked_at_ = now;
   if (has_turn_) look_at_turn(now);
-  if (priority_ >= highest_priority) return;
+  if (!may_yield()) return;
   if (has_to_hear()) uplink_->hear(now);
   const bool yields = has_to_yield(now);
   const bool pauses = yields && (!yields_ || now - yields_since_ < pause);
@@ -109,9 +115,9 @@ bool PathPacer::has_unsent() const {
 
 bool PathPacer::has_to_yield(Clock::time_point now) const {
   constexpr auto recent = std::chrono::seconds(2);
-  if (crosses_ && uplink_->gives_way(priority_, now)) return true;
+  if (crosses_ && uplink_->gives_way(precedence_, now)) return true;
   return uplink_->has_any([&](const PathPacer& other) {
-    if (other.priority_ <= priority_) return false;
+    if (!other.precedence_.goes_before(precedence_)) return false;
     const Clock::time_point sent_at{Clock::duration(other.sent_at_.load(std::memory_order_relaxed))};
     return now - sent_at < look_interval || (now - sent_at < recent && other.has_unsent());
   });
@@ -168,9 +174,9 @@ void PathPacer::limit_unsent() {
     usual_unsent_bytes_ = usual > 0 ? usual : ~0U;  // 0: the system's, which is no limit
   }
   unsigned bytes = *usual_unsent_bytes_;
-  // A far path may be full without a queue, and so without a rate.
+  // A far path may be full without a queue, and so without a rate. Those that take turns begin together.
   const bool is_far = shortest_s_ >= std::chrono::duration<double>(far_round_trip).count();
-  if (pace_bytes_per_s_ || is_far) {
+  if (pace_bytes_per_s_ || is_far || precedence_.turn) {
     const double seconds = std::max(unsent_s, unsent_round_trips * shortest_s_);
     const double soon = pace_bytes_per_s_.value_or(capacity_bytes_per_s_) * seconds;
     bytes = std::min(bytes, static_cast<unsigned>(std::clamp(soon, least_unsent_bytes, most_unsent_bytes)));

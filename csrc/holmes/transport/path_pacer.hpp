@@ -21,12 +21,14 @@ namespace holmes {
 // higher priority has something to send over the same NIC, or out of the cluster, it pauses, and where that lasts sends
 // next to nothing; then it goes on at its rate.
 //
+// Of groups of one priority that take turns the later ones pause and go on in the same way.
+//
 // The kernel keeps the rate (SO_MAX_PACING_RATE). It is not set before a queue was seen: fast networks pay nothing.
 // One thread at a time.
 class PathPacer {
 public:
   // `fd`: a TCP socket that lives as long. `crosses`: to another cluster.
-  PathPacer(int fd, int priority, const std::string& interface, bool crosses);
+  PathPacer(int fd, const Precedence& precedence, const std::string& interface, bool crosses);
   ~PathPacer();
   PathPacer(const PathPacer&) = delete;
   PathPacer& operator=(const PathPacer&) = delete;
@@ -53,9 +55,10 @@ private:
   static constexpr auto look_interval = std::chrono::milliseconds(4);
 
   bool has_unsent() const;
-  bool has_to_hear() const {
-    return crosses_ && priority_ < highest_priority && uplink_->has_neighbours(highest_priority);
-  }
+  // The first of all that it may yield to, itself where there are none.
+  Precedence first() const { return {highest_priority, precedence_.turn ? std::optional(0) : std::nullopt}; }
+  bool may_yield() const { return first().goes_before(precedence_); }
+  bool has_to_hear() const { return crosses_ && may_yield() && uplink_->has_neighbours(first()); }
   bool has_to_yield(Clock::time_point now) const;
   void look_at_turn(Clock::time_point now);
   void forget_since(Clock::time_point now);
@@ -64,7 +67,7 @@ private:
   void limit_unsent();
 
   const int fd_;
-  const int priority_;
+  const Precedence precedence_;
   const double target_s_;  // of the queue; none for the highest priority, which is not paced
   const bool crosses_;
   const std::shared_ptr<Uplink> uplink_;

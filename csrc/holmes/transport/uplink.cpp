@@ -39,15 +39,15 @@ void Uplink::remove(const PathPacer& pacer) {
   std::erase(pacers_, &pacer);
 }
 
-void Uplink::join(std::weak_ptr<UplinkNeighbours> neighbours, int priority, int rail) {
+void Uplink::join(std::weak_ptr<UplinkNeighbours> neighbours, std::optional<int> priority, int rail) {
   const std::lock_guard lock(mutex_);
   std::erase_if(members_, [](const Member& member) { return member.neighbours.expired(); });
   members_.push_back({std::move(neighbours), priority, rail});
 }
 
-bool Uplink::has_neighbours(int priority) const {
+bool Uplink::has_neighbours(const Precedence& of) const {
   const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(members_, [&](const Member& member) { return member.priority < priority; });
+  return std::ranges::any_of(members_, [&](const Member& member) { return member.is_told(of); });
 }
 
 // Called without the lock: what they do may call back, and whoever is the last to hold one ends it.
@@ -59,37 +59,39 @@ Uplink::Members Uplink::members() const {
   return found;
 }
 
-void Uplink::tell(int priority, std::chrono::milliseconds for_so_long) const {
+void Uplink::tell(const Precedence& of, std::chrono::milliseconds for_so_long) const {
   where_memory_allows([&] {
     for (const auto& [neighbours, member] : members())
-      if (member.priority < priority) neighbours->tell({priority, member.rail, for_so_long});
+      if (member.is_told(of)) neighbours->tell({of, member.rail, for_so_long});
   });
 }
 
-void Uplink::begin_turn(int priority, Clock::time_point now) {
+void Uplink::begin_turn(const Precedence& of, Clock::time_point now) {
   {
     const std::lock_guard lock(mutex_);
-    ++told(priority).streams;
+    ++told(of).streams;
   }
-  keep_turn(priority, now);
+  keep_turn(of, now);
 }
 
-void Uplink::keep_turn(int priority, Clock::time_point now) {
+void Uplink::keep_turn(const Precedence& of, Clock::time_point now) {
   {
     const std::lock_guard lock(mutex_);
-    if (now - told(priority).at < renewal) return;
-    told(priority).at = now;
+    Told& told = this->told(of);
+    if (now - told.at < renewal) return;
+    told.at = now;
   }
-  tell(priority, lease);
+  tell(of, lease);
 }
 
-void Uplink::end_turn(int priority) {
+void Uplink::end_turn(const Precedence& of) {
   {
     const std::lock_guard lock(mutex_);
-    if (--told(priority).streams > 0) return;
-    told(priority).at = {};  // the next one is told at once
+    Told& told = this->told(of);
+    if (--told.streams > 0) return;
+    told.at = {};  // the next one is told at once
   }
-  tell(priority, {});
+  tell(of, {});
 }
 
 void Uplink::hear(Clock::time_point now) {
@@ -106,10 +108,9 @@ void Uplink::hear(Clock::time_point now) {
 void Uplink::heard(const void* source, const Turn& turn, Clock::time_point now) {
   const auto until = now + std::clamp<std::chrono::milliseconds>(turn.lease, std::chrono::milliseconds(0), lease);
   const std::lock_guard lock(mutex_);
-  std::erase_if(leases_, [&](const Lease& one) {
-    return one.until <= now || (one.source == source && one.priority == turn.priority);
-  });
-  if (until > now) leases_.push_back({source, turn.priority, until});
+  std::erase_if(leases_,
+                [&](const Lease& one) { return one.until <= now || (one.source == source && one.of == turn.of); });
+  if (until > now) leases_.push_back({source, turn.of, until});
 }
 
 void Uplink::tell(const Carried& carried) const {
@@ -145,9 +146,9 @@ Beside Uplink::beside(std::uint64_t path, std::uint64_t teller, Clock::time_poin
   return found;
 }
 
-bool Uplink::gives_way(int priority, Clock::time_point now) const {
+bool Uplink::gives_way(const Precedence& own, Clock::time_point now) const {
   const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(leases_, [&](const Lease& one) { return one.priority > priority && one.until > now; });
+  return std::ranges::any_of(leases_, [&](const Lease& one) { return one.of.goes_before(own) && one.until > now; });
 }
 
 }  // namespace holmes

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,22 @@ namespace holmes {
 
 class PathPacer;
 
-// Something of `priority` is to be sent out of the cluster, over NIC number `rail` of the group that tells it. It holds
-// for `lease` from when it is heard; 0: no longer. Whoever is lost, or tells nothing, so holds up nobody beyond it.
-struct Turn {
+// Who goes first where groups share links: higher priorities, and of one priority the earlier of those that have a
+// turn. Those without one share.
+struct Precedence {
   int priority = 0;
+  std::optional<int> turn{};
+  bool goes_before(const Precedence& other) const {
+    return priority != other.priority ? priority > other.priority : turn && other.turn && *turn < *other.turn;
+  }
+  bool operator==(const Precedence&) const = default;
+};
+
+// Something of a group with this precedence is to be sent out of the cluster, over NIC number `rail` of the group that
+// tells it. It holds for `lease` from when it is heard; 0: no longer. Whoever is lost, or tells nothing, so holds up
+// nobody beyond it.
+struct Turn {
+  Precedence of;
   int rail = 0;
   std::chrono::milliseconds lease{0};
   bool operator==(const Turn&) const = default;
@@ -68,23 +81,25 @@ public:
   // The one of the NIC, while it is used.
   static std::shared_ptr<Uplink> of(const std::string& interface);
 
-  // `neighbours` are told the turns above `priority`, and what is carried; of these the NIC is number `rail`.
-  void join(std::weak_ptr<UplinkNeighbours> neighbours, int priority, int rail);
-  // Whether any are told turns of `priority`.
-  bool has_neighbours(int priority) const;
+  // `neighbours`, of a group of this priority (absent: none), are told the turns of groups of a higher one and of those
+  // of theirs that have a turn, without a priority of all that have one; and what is carried. Of these the NIC is
+  // number `rail`.
+  void join(std::weak_ptr<UplinkNeighbours> neighbours, std::optional<int> priority, int rail);
+  // Whether any are told the turns of such a group.
+  bool has_neighbours(const Precedence& of) const;
 
   // --- of this process ---
-  // Streams of `priority` that have a turn; it begins with the first one and ends with the last.
-  void begin_turn(int priority, Clock::time_point now);
-  void keep_turn(int priority, Clock::time_point now);
-  void end_turn(int priority);
+  // Streams of one precedence that have something to send; their turn begins with the first one and ends with the last.
+  void begin_turn(const Precedence& of, Clock::time_point now);
+  void keep_turn(const Precedence& of, Clock::time_point now);
+  void end_turn(const Precedence& of);
 
   // --- of others ---
   // Looks whether neighbours have told anything, where that was not done just now.
   void hear(Clock::time_point now);
   // `source`: tells apart who told it. Leases are no longer than `lease`.
   void heard(const void* source, const Turn& turn, Clock::time_point now);
-  bool gives_way(int priority, Clock::time_point now) const;
+  bool gives_way(const Precedence& own, Clock::time_point now) const;
 
   // --- what is carried ---
   void tell(const Carried& carried) const;
@@ -106,12 +121,16 @@ public:
 private:
   struct Member {
     std::weak_ptr<UplinkNeighbours> neighbours;
-    int priority = 0;
+    std::optional<int> priority;
     int rail = 0;
+
+    bool is_told(const Precedence& of) const {
+      return priority ? of.goes_before({*priority, last_turn + 1}) : of.turn.has_value();
+    }
   };
   struct Lease {
     const void* source;
-    int priority;
+    Precedence of;
     Clock::time_point until;
   };
   struct Told {
@@ -121,15 +140,15 @@ private:
   using Members = std::vector<std::pair<std::shared_ptr<UplinkNeighbours>, Member>>;
 
   Members members() const;
-  Told& told(int priority) { return told_[static_cast<std::size_t>(priority)]; }
-  void tell(int priority, std::chrono::milliseconds for_so_long) const;
+  Told& told(const Precedence& of) { return told_[of.priority][of.turn.value_or(last_turn + 1)]; }
+  void tell(const Precedence& of, std::chrono::milliseconds for_so_long) const;
 
   mutable std::mutex mutex_;
   std::vector<const PathPacer*> pacers_;
   std::vector<Member> members_;
   std::vector<Lease> leases_;
   std::vector<std::pair<Carried, Clock::time_point>> carried_;  // when that was told
-  Told told_[highest_priority + 1];
+  Told told_[highest_priority + 1][last_turn + 2];              // see told()
   Clock::time_point heard_at_{};
 };
 
