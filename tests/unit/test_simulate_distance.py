@@ -304,7 +304,8 @@ def test_the_command_finds_and_saves_the_best_schedule(tmp_path) -> None:
     assert few.output.startswith("1f1b with [3, 1] forwards first"), few.output
     for wrong, words in (
         (["--schedule", "best", "--most", "few"], "--most 'few' must be whole numbers, such as 8, or 8,6"),
-        (["--most", "3"], "--most and --output are of --schedule best, but it is the plan"),
+        (["--most", "3"], "--most, --sharing and --output are of --schedule best, but it is the plan"),
+        (["--sharing", "3"], "--most, --sharing and --output are of --schedule best, but it is the plan"),
         (["--schedule", "best", "--most", "1,2,3"], "must be 2 numbers of at least 1"),
     ):
         refused = runner.invoke(command, [*arguments, *wrong])

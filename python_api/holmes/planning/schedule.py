@@ -82,6 +82,24 @@ def check_group(schedule: str, group: int | None, stages: int, micro_batches: in
         )
 
 
+#: Pipelines that can be told apart where they take turns.
+MOST_TURNS = 16
+
+
+def check_turns(turns: int | None, stages: int, data: int | None = None) -> None:
+    """Raises ValueError where no so many pipelines can take turns on what joins their stages."""
+    if turns is None:
+        return
+    most = MOST_TURNS if data is None else min(data, MOST_TURNS)
+    if stages < 2 or most < 2:
+        raise UsageError(
+            f"turns={turns!r} is of two pipelines or more that have stages, but there are {stages} stages"
+            f"{'' if data is None else f' and {data} pipelines'}; leave it out"
+        )
+    if type(turns) is not int or not 2 <= turns <= most:
+        raise UsageError(f"turns={turns!r} must be a whole number from 2 to {most}, of the pipelines that take turns")
+
+
 def warmup_of(stages: int, stage: int, micro_batches: int, warmup: Sequence[int] | None = None) -> int:
     """Forwards of a stage before its first backward, in "1f1b" and "zb-h1": of stages next to each other as many as
     there are stages from it on; over a distance more (`warmup`, of all stages), up to all, which is "gpipe"."""

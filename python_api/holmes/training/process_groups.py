@@ -57,9 +57,9 @@ def process_groups(plan: Plan, backend: str = "holmes", kinds: Iterable[str] | N
     and "dp_cp" too, with experts "ep", "expt_tp" and "expt_dp". Groups of one rank are made too, as Megatron does.
     Backend "holmes" puts each group on its planned NICs. In one that spans clusters, ranks of one cluster use its NICs
     with each other, and large collectives run hierarchically (docs/hierarchy.md); where there are stages it has the
-    priority of its kind (docs/wan.md), unless the default group was told one. Any other backend (for comparison)
-    chooses by itself. All else (deadline, TLS, secret, ...) is as the default group was told. Raises ValueError where
-    the plan is for another number of ranks, or a kind does not exist.
+    priority of its kind and the turn of its pipeline (docs/wan.md), unless the default group was told one. Any other
+    backend (for comparison) chooses by itself. All else (deadline, TLS, secret, ...) is as the default group was told.
+    Raises ValueError where the plan is for another number of ranks, or a kind does not exist.
     """
     if plan.world_size != (size := dist.get_world_size()):
         raise UsageError(f"the plan is for {plan.world_size} ranks, but this job has {size}; make a plan for this job")
@@ -105,7 +105,7 @@ def group_options(group: Group, rank: int) -> Any:
     except ValueError:  # there is none, or another backend made it
         told = GroupOptions()
     if told.priority is None:
-        told = replace(told, priority=group.priority)
+        told = replace(told, priority=group.priority, turn=group.turn)
     transport = "rdma" if group.is_verbs_only else (told.nics or NicSelection.from_env()).transport
 
     def selection(names: tuple[str, ...]) -> NicSelection:

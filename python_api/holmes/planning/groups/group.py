@@ -22,6 +22,7 @@ class Group:
     empty for a group within one cluster. `is_verbs_only`: the ports of `nics` have no IP address, so that only RDMA can
     use them; never of a group that spans clusters, which TCP joins (docs/rdma.md). `priority`: that of its kind, where
     the group spans clusters and the plan has stages, whose messages share what joins these (docs/wan.md); else None.
+    `turn`: of a pipeline among those that take turns there.
     """
 
     kind: str
@@ -33,16 +34,20 @@ class Group:
     cluster_nics: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     is_verbs_only: bool = False
     priority: int | None = None
+    turn: int | None = None
 
 
 class Groups(Sequence[Group]):
     """All groups of one kind, in Megatron's order; each is made when it is asked for. Immutable; thread-safe."""
 
-    def __init__(self, kind: str, grid: RankGrid, reach: Reach) -> None:
+    def __init__(self, kind: str, grid: RankGrid, reach: Reach, turns: int | None = None) -> None:
+        """`turns`: as of a plan."""
         self.kind = kind
         self.ranks = grid.groups(kind)
         self._reach = reach
         self._priority = KINDS[kind].priority if grid.pipeline > 1 else None
+        self._turns = turns if kind == "pp" else None
+        self._alike = grid.size_of("tp_cp")  # groups of one pipeline
         self._shared = reach.shared(self.ranks)
 
     def __len__(self) -> int:
@@ -84,7 +89,8 @@ class Groups(Sequence[Group]):
             return Group(self.kind, ranks, nics, rails.nic_class, reason, is_verbs_only=rails.is_verbs_only)
         names, inside = self._inside_clusters(index, ranks)
         reason = f"spans clusters; {reason}"
-        return Group(self.kind, ranks, nics, rails.nic_class, reason, names, inside, priority=self._priority)
+        turn = None if self._turns is None else index // self._alike % self._turns
+        return Group(self.kind, ranks, nics, rails.nic_class, reason, names, inside, priority=self._priority, turn=turn)
 
     def check_networks(self) -> None:
         """Raises ValueError for the first group whose ranks share no network."""

@@ -32,7 +32,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
     number = {host.name: i for i, host in enumerate(plan.hosts)}
     data: dict[str, Any] = {"kind": KIND, "version": VERSION}
     data |= {field.name: files.plain(getattr(plan, field.name)) for field in fields(plan) if field.name not in _SHORT}
-    for name in ("warmup", "micro_batch_group"):  # which older releases do not know
+    for name in ("warmup", "micro_batch_group", "turns"):  # which older releases do not know
         if data[name] is None:
             del data[name]
     data["order"] = to_text(plan.order)
@@ -65,7 +65,9 @@ def from_dict(data: Mapping[str, Any]) -> Plan:
 def _read(top: Entry) -> dict[str, Any]:
     from holmes.planning.plan.plan import SIZES
 
-    values = {name: top.get(name) for name in ("recomputation", "micro_batch", "global_batch", "micro_batch_group")}
+    values = {
+        name: top.get(name) for name in ("recomputation", "micro_batch", "global_batch", "micro_batch_group", "turns")
+    }
     values |= {name: top.whole(name, 0) for name in SIZES}
     values["schedule"] = top.text("schedule")
     values["model"] = {name: size for _, name, size in top.mapping("model")} if "model" in top else None
@@ -151,6 +153,8 @@ def describe(plan: Plan) -> str:
         lines.append(f"experts: expert {plan.expert} x tensor {plan.expert_tensor} x data {plan.expert_data}")
     if plan.micro_batch_group is not None:
         lines.append(f"micro-batches through a chunk before the next one: {plan.micro_batch_group}")
+    if plan.turns is not None:
+        lines.append(f"pipelines that take turns on what joins the clusters: {plan.turns}")
     if plan.global_batch is not None:
         lines.append(f"global batch {plan.global_batch}, micro-batch {plan.micro_batch or 'not given'}")
     if plan.recomputation is not None:
@@ -171,6 +175,7 @@ def _groups(groups: Groups) -> list[str]:
     for group in shown:
         nics = ", ".join(f"{rank}: {'+'.join(names)}" for rank, names in list(group.nics.items())[:_NAMES_SHOWN])
         first = "" if group.priority is None else f"; priority {group.priority}"
+        first += "" if group.turn is None else f", turn {group.turn}"
         lines.append(f"{group.kind} {short(group.ranks)}: {f'{nics}; ' if nics else ''}{group.reason}{first}")
     if len(groups) > len(shown):
         lines[0] = f"{len(groups)} groups of kind {groups.kind}, such as {lines[0]}"

@@ -19,7 +19,7 @@ from holmes.planning.groups.reach import HostRanks, Network, Reach
 from holmes.planning.groups.sizes import Limits, Sizes, batch_problem, check_sizes, problems
 from holmes.planning.model.gpt import check_recomputation
 from holmes.planning.partition.problem import split_evenly
-from holmes.planning.schedule import check_group, check_schedule, check_warmup
+from holmes.planning.schedule import check_group, check_schedule, check_turns, check_warmup
 from holmes.words import short
 from holmes_comm.errors import UsageError
 
@@ -33,14 +33,15 @@ class Plan:
 
     `tensor`, `context`, `data` and `pipeline` multiply up to `world_size`; `expert` and `expert_tensor` share out the
     same ranks of a stage for the experts. `order[i]` is the rank at logical place i: tensor runs fastest, then context,
-    data, pipeline. `layers_per_chunk[stage][chunk]`: transformer layers; chunk c of the model runs on stage
-    c % pipeline. `hosts`, `clusters` and `networks` (best first) say where ranks are and what joins them; groups and
-    their NICs follow and are made when asked for. `warmup`: forwards of each stage before its first backward, in "1f1b"
-    and "zb-h1"; None: the fewest with which neighbours do not wait, `pipeline` - stage. `micro_batch_group`: in
+    data, pipeline. `layers_per_chunk[stage][chunk]`: transformer layers; chunk c of the model runs on stage c %
+    pipeline. `hosts`, `clusters` and `networks` (best first) say where ranks are and what joins them; groups and their
+    NICs follow and are made when asked for. `warmup`: forwards of each stage before its first backward, in "1f1b" and
+    "zb-h1"; None: the fewest with which neighbours do not wait, `pipeline` - stage. `micro_batch_group`: in
     "interleaved", micro-batches that go through a chunk before the next one; None: `pipeline`. `micro_batch`,
-    `global_batch`: samples; `model`: sizes of the model, such as layers, hidden, heads, sequence, vocabulary;
-    `recomputation`: "none", "selective" (attention's scores) or "full" (whole layers); None where the plan does not
-    say. `reasons`: why, in lines.
+    `global_batch`: samples; `turns`: so many pipelines take turns on what joins the clusters, that of data index d
+    number d % `turns` (docs/wan.md); None: they share it; `model`: sizes of the model, such as layers, hidden, heads,
+    sequence, vocabulary; `recomputation`: "none", "selective" (attention's scores) or "full" (whole layers); None where
+    the plan does not say. `reasons`: why, in lines.
     """
 
     world_size: int
@@ -63,6 +64,7 @@ class Plan:
     recomputation: str | None = None
     warmup: tuple[int, ...] | None = None
     micro_batch_group: int | None = None
+    turns: int | None = None
 
     def __post_init__(self) -> None:
         if self.recomputation is not None:
@@ -92,6 +94,7 @@ class Plan:
         check_schedule(self.schedule, self.chunks)
         check_warmup(self.schedule, self.warmup, self.pipeline)
         check_group(self.schedule, self.micro_batch_group, self.pipeline)
+        check_turns(self.turns, self.pipeline, self.data)
         self._check_batch()
         check_group(self.schedule, self.micro_batch_group, self.pipeline, self.micro_batches)
         layers, planned = sum(self.layers_per_stage), (self.model or {}).get("layers")
@@ -163,7 +166,7 @@ class Plan:
         """All groups of a kind ("tp", "dp", "pp", ...: see docs/groups.md). Raises ValueError listing the kinds."""
         check_kind(kind)
         if kind not in self._groups:
-            self._groups[kind] = Groups(kind, self.grid, self.reach)
+            self._groups[kind] = Groups(kind, self.grid, self.reach, self.turns)
         return self._groups[kind]
 
     def group_of(self, kind: str, rank: int) -> Group:
@@ -259,6 +262,7 @@ def plan_for(
     reasons: Sequence[str] = (),
     warmup: Sequence[int] | None = None,
     micro_batch_group: int | None = None,
+    turns: int | None = None,
 ) -> Plan:
     """A plan for this topology. `pipeline=None`: as few stages as fit.
 
@@ -309,6 +313,7 @@ def plan_for(
         reasons=tuple(reasons),
         warmup=None if warmup is None else tuple(warmup),
         micro_batch_group=micro_batch_group,
+        turns=turns,
     )
     for kind in _NEED_A_NETWORK:
         plan.groups(kind).check_networks()

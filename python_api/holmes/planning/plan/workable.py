@@ -20,8 +20,8 @@ def workable_plan(topology: Topology, *, model_layers: int, **options: Any) -> P
     The plan's `reasons` say what was changed and why, and so does a warning. Before the global batch is changed, other
     numbers of stages are tried that it divides by; where none do, the nearest batch to the nearest sizes is taken.
     Layers given for each of another number of stages are split evenly, a `warmup` or `micro_batch_group` for these is
-    left out. Stages span clusters only where nothing else fits. Local and deterministic. Raises ValueError, as
-    `plan_for` does, where nothing fits.
+    left out, as `turns` are. Stages span clusters only where nothing else fits. Local and deterministic. Raises
+    ValueError, as `plan_for` does, where nothing fits.
     """
     try:
         return plan_for(topology, model_layers=model_layers, **options)
@@ -42,6 +42,7 @@ def workable_plan(topology: Topology, *, model_layers: int, **options: Any) -> P
         note = f"{change} instead of what was asked for: {str(refusal).partition('. Fix:')[0]}"
         _log.warning("plan for %d ranks: %s", topology.world_size, note)
         changed = {**options, **dataclasses.asdict(sizes), "global_batch": fitting_batch, "span_clusters": spans}
+        changed["turns"] = None  # of other pipelines
         changed["reasons"] = [*options.get("reasons", ()), note]
         if (sizes.pipeline, sizes.chunks) != (wanted.pipeline, wanted.chunks):
             changed |= {"layers_per_stage": None, "layers_per_chunk": None, "warmup": None, "micro_batch_group": None}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from holmes.planning.simulate.engine import Engine, Key
 from holmes.planning.simulate.schedules import Operation, operations
 from holmes.planning.simulate.step import Boundary, Route, Stage, Step
 
 COMMUNICATION = ("p2p", "gather", "reduce", "embedding")
 _KINDS = {"F": "forward", "B": "backward", "W": "weights"}
+_LATER = 1e-3  # rate of a transfer beside one of a pipeline that goes first: next to nothing
 
 
 def device_of(stage: int) -> str:
@@ -19,11 +22,13 @@ def build(step: Step) -> Engine:
     """The engine with all tasks of the step, not yet run."""
     engine = Engine(step.links, step.cores)
     ends: list[list[Key]] = []
+    last: list[list[Key]] = []  # computations of each stage
     for index in range(len(step.stages)):
-        ends.append(_StageTasks(engine, step, index).add())
+        pipelines = [_StageTasks(engine, step, index, turn) for turn in range(step.turns or 1)]
+        last.append([pipeline.add() for pipeline in pipelines])
+        ends.append(last[-1] + _add_reduces(engine, step, index, pipelines))
     if step.embedding is not None and len(step.stages) > 1:
-        after = (ends[0][0], ends[-1][0])
-        _exchange(engine, step.embedding, after)
+        _exchange(engine, step.embedding, (*last[0], *last[-1]))
         for index in (0, len(step.stages) - 1):
             ends[index] += [("embedding", "down"), ("embedding", "up")]
     everything = [key for keys in ends for key in keys]
@@ -36,10 +41,14 @@ def build(step: Step) -> Engine:
 
 
 class _StageTasks:
-    def __init__(self, engine: Engine, step: Step, index: int) -> None:
-        self.engine, self.step, self.index = engine, step, index
+    """Of one pipeline. Those that have their turn before the last one's are beside what is told of a step."""
+
+    def __init__(self, engine: Engine, step: Step, index: int, turn: int) -> None:
+        self.engine, self.step, self.index, self.turn = engine, step, index, turn
+        self.pipelines = step.turns or 1
+        self.is_last_turn = turn == self.pipelines - 1
         self.stage: Stage = step.stages[index]
-        self.device = device_of(index)
+        self.device = device_of(index) if self.is_last_turn else f"{device_of(index)}, turn {turn}"
         self.parts = len(step.stages) * step.chunks  # of the model
         sizes = (step.schedule, len(step.stages), index, step.micro_batches, step.chunks)
         self.order = operations(*sizes, step.warmup, step.group)
@@ -47,52 +56,35 @@ class _StageTasks:
         self.last = {operation.chunk: operation for operation in self.order if operation.phase == final}
         self.durations_s = {phase: self._duration_s(phase) for phase in _KINDS}
 
-    def add(self) -> list[Key]:
-        """Adds the stage's tasks. Returns the keys of its last computation and of its gradients' last transfers."""
-        self._add_gathers()
+    def add(self) -> Key:
+        """Adds the pipeline's computations and messages on this stage, and its parameters' transfers once. Returns the
+        key of the last computation."""
+        if self.is_last_turn:
+            self._add_gathers()
         for operation in self.order:
             self._add_compute(operation)
             self._add_send(operation)
-        end = self._key(self.order[-1])
-        reduces: list[Key] = []
-        for chunk, operation in sorted(self.last.items(), reverse=True):
-            buckets = self.step.buckets(self.stage.reduce_bytes)
-            for bucket in range(buckets):
-                after: list[Key]
-                if self.step.overlap_reduce:  # the embedding's sum goes on beside them
-                    after = [self._part(operation, bucket, buckets)]
-                else:
-                    after = [end]
-                    if self.step.embedding is not None and len(self.step.stages) > 1 and self._is_edge():
-                        after += [("embedding", "down"), ("embedding", "up")]
-                key = ("reduce", self.index, chunk, bucket)
-                self._collective(key, "reduce", self.stage.reduce_bytes, buckets, after)
-                reduces.append(key)
-        return [end, *reduces]
+        return self.end
 
-    def _is_edge(self) -> bool:
-        return self.index in (0, len(self.step.stages) - 1)
+    @property
+    def end(self) -> Key:
+        """Of the last computation."""
+        return self._key(self.order[-1])
+
+    def ready(self, chunk: int, bucket: int, buckets: int) -> Key:
+        """What makes this bucket of a chunk's gradients."""
+        return self._part(self.last[chunk], bucket, buckets)
 
     def _add_gathers(self) -> None:
         buckets = self.step.buckets(self.stage.gather_bytes)
         for chunk in range(self.step.chunks):
             for bucket in range(buckets):
                 key = ("gather", self.index, chunk, bucket)
-                self._collective(key, "gather", self.stage.gather_bytes, buckets, [])
+                _collective(self.engine, self.step, key, self.stage.gather_bytes, buckets, [])
 
-    def _collective(self, key: Key, kind: str, total_bytes: float, buckets: int, after: list[Key]) -> None:
-        route, size_bytes = self.stage.data_route, total_bytes / (self.step.chunks * buckets)
-        self.engine.transfer(
-            key,
-            kind,
-            size_bytes,
-            route.usage,
-            after,
-            latency_s=route.latency_s,
-            channel=("data", self.index),
-            label=kind,
-            core_s_per_byte=route.core_s_per_byte,
-        )
+    def _usage(self, whole: Mapping[str, float]) -> Mapping[str, float]:
+        """This pipeline's part of what all that run in lock-step take."""
+        return whole if self.pipelines == 1 else {name: count / self.pipelines for name, count in whole.items()}
 
     def _add_compute(self, operation: Operation) -> None:
         """Adds an operation; in parts where buckets of it are waited for, or wait for it."""
@@ -122,7 +114,7 @@ class _StageTasks:
                 duration_s / parts,
                 needs,
                 label,
-                self.stage.cores,
+                self._usage(self.stage.cores),
             )
 
     def _duration_s(self, phase: str) -> float:
@@ -135,8 +127,11 @@ class _StageTasks:
             seconds *= share if phase == "W" else 1 - share
         return seconds
 
+    def _own(self, *key: Key) -> Key:
+        return key if self.is_last_turn else ("turn", self.turn, key)
+
     def _key(self, operation: Operation) -> Key:
-        return (operation.phase, self.index, operation.micro_batch, operation.chunk)
+        return self._own(operation.phase, self.index, operation.micro_batch, operation.chunk)
 
     def _part(self, operation: Operation, part: int, parts: int) -> Key:
         """Key of a part; the last part has the operation's own key, so that others can wait for the whole."""
@@ -149,10 +144,10 @@ class _StageTasks:
             return None
         position = operation.chunk * len(self.step.stages) + self.index
         if operation.phase == "F":
-            return ("send F", operation.micro_batch, position - 1) if position > 0 else None
+            return self._own("send F", operation.micro_batch, position - 1) if position > 0 else None
         if position == self.parts - 1:
-            return ("F", self.index, operation.micro_batch, operation.chunk)
-        return ("send B", operation.micro_batch, position + 1)
+            return self._own("F", self.index, operation.micro_batch, operation.chunk)
+        return self._own("send B", operation.micro_batch, position + 1)
 
     def _add_send(self, operation: Operation) -> None:
         stages = len(self.step.stages)
@@ -166,19 +161,59 @@ class _StageTasks:
         else:
             return
         self.engine.transfer(
-            (f"send {operation.phase}", operation.micro_batch, position),
+            self._own(f"send {operation.phase}", operation.micro_batch, position),
             "p2p",
             boundary.size_bytes,
-            route.usage,
+            self._usage(route.usage),
             [self._key(operation)],
             travel_s=route.latency_s,  # micro-batches follow each other: none waits for the one before to arrive
-            channel=("p2p", operation.phase, self.index),
+            channel=self._own("p2p", operation.phase, self.index),
             label=f"{operation.phase}{operation.micro_batch}",
             core_s_per_byte=route.core_s_per_byte,
+            weight=_LATER**self.turn,
         )
 
 
-def _exchange(engine: Engine, embedding: Boundary, after: tuple[Key, Key]) -> None:
+def _add_reduces(engine: Engine, step: Step, index: int, pipelines: list[_StageTasks]) -> list[Key]:
+    """Adds the sums of a stage's gradients over its data-parallel ranks. Returns their keys."""
+    stage = step.stages[index]
+    reduces: list[Key] = []
+    is_edge = step.embedding is not None and len(step.stages) > 1 and index in (0, len(step.stages) - 1)
+    for chunk in sorted(pipelines[0].last, reverse=True):
+        buckets = step.buckets(stage.reduce_bytes)
+        for bucket in range(buckets):
+            after: list[Key]
+            if step.overlap_reduce:  # the embedding's sum goes on beside them
+                after = [pipeline.ready(chunk, bucket, buckets) for pipeline in pipelines]
+            else:
+                after = [pipeline.end for pipeline in pipelines]
+                if is_edge:
+                    after += [("embedding", "down"), ("embedding", "up")]
+            key = ("reduce", index, chunk, bucket)
+            _collective(engine, step, key, stage.reduce_bytes, buckets, after)
+            reduces.append(key)
+    return reduces
+
+
+def _collective(
+    engine: Engine, step: Step, key: tuple[str, int, int, int], total_bytes: float, buckets: int, after: list[Key]
+) -> None:
+    kind, index, *_ = key
+    route, size_bytes = step.stages[index].data_route, total_bytes / (step.chunks * buckets)
+    engine.transfer(
+        key,
+        kind,
+        size_bytes,
+        route.usage,
+        after,
+        latency_s=route.latency_s,
+        channel=("data", index),
+        label=kind,
+        core_s_per_byte=route.core_s_per_byte,
+    )
+
+
+def _exchange(engine: Engine, embedding: Boundary, after: tuple[Key, ...]) -> None:
     """Both ways at once: each side sends its gradients' half and gets the sum of the other half, twice."""
     ways: list[tuple[str, Route]] = [("down", embedding.forward_route), ("up", embedding.backward_route)]
     for name, route in ways:

@@ -100,16 +100,19 @@ class Engine:
         channel: Key | None = None,
         label: str = "",
         core_s_per_byte: float = 0.0,
+        weight: float = 1.0,
     ) -> None:
         """Adds a transfer. `usage`: link to how many copies of these bytes cross it at once (ranks that share a NIC),
         and shared processor to the core-seconds that each byte costs on it, of which `core_s_per_byte` are one rank's:
-        a rank gets as much of a core for a transfer as for a computation.
+        a rank gets as much of a core for a transfer as for a computation. `weight`: its rate beside a transfer of 1 on
+        the same links.
 
         Transfers of one channel go one after the other, in the order in which they become ready: a transfer holds its
         channel for `latency_s` and its bytes, and has arrived `travel_s` later. Without any link only these two count.
         """
         self._check_usage(key, usage, self._known)
-        weight = 1 / core_s_per_byte if core_s_per_byte > 0 else 1.0
+        if self.cores and core_s_per_byte > 0:
+            weight /= core_s_per_byte
         after, size = tuple(after), size_bytes
         self._add(Task(key, kind, after, None, 0.0, 0.0, size, usage, latency_s, travel_s, weight, channel, label))
 
@@ -241,8 +244,7 @@ class _Run:
         self.now_s = next_s
 
     def _shape(self, task: Task) -> _Shape:
-        weight = task.weight if self.engine.cores else 1.0
-        shape = (tuple(task.usage.items()), weight, task.device is not None)
+        shape = (tuple(task.usage.items()), task.weight, task.device is not None)
         return self.shapes.setdefault(shape, shape)
 
     def _share(self, changed: Iterable[str]) -> None:

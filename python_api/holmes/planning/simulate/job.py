@@ -11,6 +11,7 @@ from holmes.planning.groups.sizes import batch_problem
 from holmes.planning.model.gpt import PartTimes, Transformer, check_recomputation
 from holmes.planning.plan.plan import Plan
 from holmes.planning.plan.proof import plan_differs
+from holmes.planning.schedule import check_turns
 from holmes.planning.simulate.rates import Rates
 from holmes.planning.simulate.step import Boundary, Route, Stage, Step
 from holmes_comm.errors import UsageError
@@ -86,6 +87,7 @@ class Job:
     chunks: int = 1
     warmup: tuple[int, ...] | None = None  # as of `Plan`
     group: int | None = None  # its micro_batch_group
+    turns: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "global_batch", "tensor"):
@@ -108,6 +110,7 @@ class Job:
         for place in self.places:
             if place.ranks_per_host % self.tensor:
                 raise UsageError(f"tensor={self.tensor} must divide the {place.ranks_per_host} ranks of {place.host}")
+        check_turns(self.turns, len(self.places), self.data)
         if wrong := batch_problem(self.global_batch, self.micro_batch, self.data):
             raise UsageError(f"{wrong[0]}; the nearest is {wrong[1]}")
 
@@ -165,6 +168,7 @@ def make_step(job: Job, rates: Rates) -> Step:
         chunks=job.chunks,
         warmup=job.warmup,
         group=job.group,
+        turns=job.turns,
         overlap_reduce=job.framework.overlap_reduce,
         overlap_gather=job.framework.overlap_gather,
         bucket_bytes=job.framework.bucket_bytes * wire_share,
@@ -264,6 +268,7 @@ def job_of_plan(
         chunks=plan.chunks if chunks is None else chunks,
         warmup=plan.warmup if schedule == plan.schedule else None,
         group=plan.micro_batch_group if schedule == plan.schedule else None,
+        turns=plan.turns,
     )
 
 

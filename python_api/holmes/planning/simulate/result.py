@@ -81,7 +81,7 @@ def simulate(step: Step) -> Result:
     step_s = max(task.end_s for task in tasks.values())
     on_device: dict[str, list[Task]] = {device_of(i): [] for i in range(len(step.stages))}
     for task in tasks.values():
-        if task.device is not None:
+        if task.device in on_device:  # others are of pipelines that have their turn before this one
             on_device[task.device].append(task)
     return Result(
         step_s=step_s,

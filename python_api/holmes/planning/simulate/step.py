@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from holmes.planning.schedule import check_turns
 from holmes.planning.simulate.schedules import check_sizes
 from holmes_comm.errors import UsageError
 
@@ -70,6 +71,9 @@ class Step:
     `overlap_reduce`: buckets go as soon as the last backward has made them, else all after it. `overlap_gather`: the
     first forward starts with its first bucket, else after the last one. `bucket_bytes` counts wire bytes.
 
+    With `turns`, of so many pipelines each sends its messages over the links of a boundary before the next one does,
+    with all of their rate: all are simulated, each with its part of a route's copies, and join for the gradients.
+
     `cores`: processors that ranks share, as `Engine` takes them; stages and routes without one have their own.
     """
 
@@ -81,6 +85,7 @@ class Step:
     chunks: int = 1
     warmup: tuple[int, ...] | None = None  # as of `Plan`
     group: int | None = None  # its micro_batch_group
+    turns: int | None = None  # so many pipelines that take turns; None: all replicas run in lock-step
     overlap_reduce: bool = False
     overlap_gather: bool = False
     bucket_bytes: float = math.inf
@@ -96,9 +101,10 @@ class Step:
                 f"{len(self.stages)} stages with {self.chunks} chunks need {wanted} boundaries, "
                 f"not {len(self.boundaries)}"
             )
+        check_turns(self.turns, len(self.stages))
         if not self.bucket_bytes > 0:
             raise UsageError(f"bucket_bytes={self.bucket_bytes} must be above 0")
 
     def buckets(self, size_bytes: float) -> int:
         """Buckets that one chunk's bytes are cut into; all are equal. 0 where there is nothing to send."""
-        return math.ceil(size_bytes / self.chunks / self.bucket_bytes) if size_bytes > 0 else 0
+        return max(math.ceil(size_bytes / self.chunks / self.bucket_bytes), 1) if size_bytes > 0 else 0

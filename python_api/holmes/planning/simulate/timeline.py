@@ -29,10 +29,14 @@ def lane_of(task: Task) -> str:
     channel = task.channel
     if isinstance(channel, tuple):
         kind, *rest = channel
+        before = ""
+        if kind == "turn":  # of a pipeline before the one that is told of
+            before = f", turn {rest[0]}"
+            kind, *rest = rest[1]
         names = {"F": "activations", "B": "gradients"}
         return {
             "data": f"stage {rest[0]} data parallel",
-            "p2p": f"stage {rest[-1]} {names.get(str(rest[0]), '')}",
+            "p2p": f"stage {rest[-1]} {names.get(str(rest[0]), '')}{before}",
             "embedding": f"embedding {rest[0]}",
         }.get(str(kind), str(channel))
     return str(channel)

@@ -67,6 +67,10 @@ def simulate(
             show_default=False,
         ),
     ] = None,
+    sharing: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --schedule best: pipelines that share the narrowest link (default: a host's)."),
+    ] = None,
     most: Annotated[
         str | None,
         typer.Option(
@@ -99,8 +103,8 @@ def simulate(
     """Step time, speed, bubble, exposed communication and bottleneck link of a plan, without running it."""
     files.check_writable(trace)
     files.check_picture(plot)
-    if schedule != BEST and (most is not None or output is not None):
-        raise UsageError(f"--most and --output are of --schedule {BEST}, but it is {schedule or 'the plan'}")
+    if schedule != BEST and any(given is not None for given in (most, sharing, output)):
+        raise UsageError(f"--most, --sharing and --output are of --schedule {BEST}, but it is {schedule or 'the plan'}")
     if output is not None:
         files.check_savable(output)
     loaded = Plan.load(plan)
@@ -124,7 +128,7 @@ def simulate(
         known = known.with_link(*read_link(text))
     choices: tuple[ScheduleChoice, ...] = ()
     if schedule == BEST:
-        choices = best_schedule(job, known, most=_most(most))
+        choices = best_schedule(job, known, most=_most(most), sharing=sharing)
         if output is not None:
             choices[0].plan(loaded).save(output)
     result = choices[0].result if choices else run(make_step(job, known))
@@ -146,7 +150,7 @@ def simulate(
         for choice in choices
     ]
     if choices:
-        names = ("schedule", "chunks", "warmup", "group", "held", "step_s")
+        names = ("schedule", "chunks", "warmup", "group", "turns", "held", "step_s")
         found["schedules"] = [{name: getattr(choice, name) for name in names} for choice in choices]
     show(json_file, found, lambda: say("\n".join([*lines, speed, result.describe()]), "  "))
     if trace is not None:
