@@ -61,7 +61,7 @@ def some(things: Iterable[object], most: int = 4) -> str:
     return shown if len(listed) <= most else f"{shown} and {len(listed) - most} more"
 
 
-def short(numbers: Iterable[int], most: int = 8) -> str:
+def short(numbers: Iterable[object], most: int = 8) -> str:
     """For messages: like a list, cut after `most` numbers."""
     listed = list(numbers)
     shown = ", ".join(map(str, listed[:most]))

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from holmes.cluster.topology import Host
 from holmes_comm.errors import UsageError
 
 
@@ -48,3 +49,13 @@ def gpu_named(name: str) -> Gpu:
         f"GPU {name!r} is unknown; the nearest is {near!r} (all: {', '.join(GPUS)}); or give gpu_tflops and "
         "gpu_memory_gib of the host in the topology"
     )
+
+
+def peak_tflops(host: Host) -> float | None:
+    """Of one of a host's GPUs; None where the topology does not say it, or names a type that is not known."""
+    if host.gpu_tflops is not None or host.gpu is None:
+        return host.gpu_tflops
+    try:
+        return gpu_named(host.gpu).tflops
+    except UsageError:
+        return None

@@ -32,7 +32,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
     number = {host.name: i for i, host in enumerate(plan.hosts)}
     data: dict[str, Any] = {"kind": KIND, "version": VERSION}
     data |= {field.name: files.plain(getattr(plan, field.name)) for field in fields(plan) if field.name not in _SHORT}
-    for name in ("warmup", "micro_batch_group", "turns"):  # which older releases do not know
+    for name in ("warmup", "micro_batch_group", "turns", "data_shares"):  # which older releases do not know
         if data[name] is None:
             del data[name]
     data["order"] = to_text(plan.order)
@@ -78,6 +78,9 @@ def _read(top: Entry) -> dict[str, Any]:
     )
     if "warmup" in top:
         values["warmup"] = _whole_numbers("warmup", top.get("warmup"), "the forwards of each stage, such as [6, 4]")
+    if "data_shares" in top:
+        what = "the micro-batches of each replica, such as [6, 2]"
+        values["data_shares"] = _whole_numbers("data_shares", top.get("data_shares"), what)
     values["order"] = _numbers(top, "order")
     hosts = tuple(_host(Entry(item, where, ("name", "ranks"))) for where, item in top.items("hosts", required=True))
     values["hosts"] = hosts
@@ -147,6 +150,8 @@ def describe(plan: Plan) -> str:
     kept = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name != "context"]
     layers = files.plain(plan.layers_per_stage if plan.chunks == 1 else plan.layers_per_chunk)
     lines = [f"{plan.world_size} ranks = {' x '.join(kept)}, layers per stage {layers}, schedule {plan.schedule}"]
+    if plan.data_shares is not None:
+        lines[0] += f", micro-batches of each replica {short(plan.data_shares)}"
     if plan.warmup is not None:
         lines.append(f"forwards of each stage before its first backward: {list(plan.warmup)}")
     if plan.expert > 1:

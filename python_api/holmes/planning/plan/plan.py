@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,15 @@ from holmes.cluster.topology import Cluster, Topology
 from holmes.planning.groups.group import Group, Groups
 from holmes.planning.groups.rank_grid import KINDS, RankGrid, check_kind, order_ranks, ordered_clusters
 from holmes.planning.groups.reach import HostRanks, Network, Reach
+from holmes.planning.groups.shares import (
+    SPEED,
+    check_shares,
+    replica_speeds,
+    share_unit,
+    shares_by_speed,
+    shares_reason,
+    step_micro_batches,
+)
 from holmes.planning.groups.sizes import Limits, Sizes, batch_problem, check_sizes, problems
 from holmes.planning.model.gpt import check_recomputation
 from holmes.planning.partition.problem import split_evenly
@@ -38,10 +47,11 @@ class Plan:
     NICs follow and are made when asked for. `warmup`: forwards of each stage before its first backward, in "1f1b" and
     "zb-h1"; None: the fewest with which neighbours do not wait, `pipeline` - stage. `micro_batch_group`: in
     "interleaved", micro-batches that go through a chunk before the next one; None: `pipeline`. `micro_batch`,
-    `global_batch`: samples; `turns`: so many pipelines take turns on what joins the clusters, that of data index d
-    number d % `turns` (docs/wan.md); None: they share it; `model`: sizes of the model, such as layers, hidden, heads,
-    sequence, vocabulary; `recomputation`: "none", "selective" (attention's scores) or "full" (whole layers); None where
-    the plan does not say. `reasons`: why, in lines.
+    `global_batch`: samples; `data_shares`: micro-batches of a step for each data-parallel index, where replicas are not
+    equally fast; None: equally many; `turns`: so many pipelines take turns on what joins the clusters, that of data
+    index d number d % `turns` (docs/wan.md); None: they share it; `model`: sizes of the model, such as layers, hidden,
+    heads, sequence, vocabulary; `recomputation`: "none", "selective" (attention's scores) or "full" (whole layers);
+    None where the plan does not say. `reasons`: why, in lines.
     """
 
     world_size: int
@@ -65,6 +75,7 @@ class Plan:
     warmup: tuple[int, ...] | None = None
     micro_batch_group: int | None = None
     turns: int | None = None
+    data_shares: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.recomputation is not None:
@@ -96,7 +107,6 @@ class Plan:
         check_group(self.schedule, self.micro_batch_group, self.pipeline)
         check_turns(self.turns, self.pipeline, self.data)
         self._check_batch()
-        check_group(self.schedule, self.micro_batch_group, self.pipeline, self.micro_batches)
         layers, planned = sum(self.layers_per_stage), (self.model or {}).get("layers")
         if planned not in (None, layers):
             raise UsageError(
@@ -111,12 +121,30 @@ class Plan:
                 raise UsageError(f"{name} must hold each of {self.world_size} ranks once, but holds {short(ranks)}")
 
     def _check_batch(self) -> None:
-        if self.global_batch is not None:
+        if self.data_shares is not None:
+            check_shares(
+                self.data_shares,
+                self.data,
+                global_batch=self.global_batch,
+                micro_batch=self.micro_batch,
+                schedule=self.schedule,
+                pipeline=self.pipeline,
+                group=self.micro_batch_group,
+            )
+            if self.tensor * self.context % (self.expert * self.expert_tensor):
+                raise UsageError(
+                    f"data_shares={short(self.data_shares)}, but expert={self.expert} * expert_tensor="
+                    f"{self.expert_tensor} ranks exchange tokens, of several replicas, which must run equally many "
+                    f"micro-batches: leave data_shares out, or give sizes that divide tensor * context = "
+                    f"{self.tensor * self.context}"
+                )
+        elif self.global_batch is not None:
             wrong = batch_problem(
                 self.global_batch, self.micro_batch, self.data, self.pipeline, self.chunks, self.schedule
             )
             if wrong:
                 raise UsageError(f"{wrong[0]}; the nearest is global_batch={wrong[1]}")
+            check_group(self.schedule, self.micro_batch_group, self.pipeline, self.micro_batches)
 
     @property
     def chunks(self) -> int:
@@ -135,10 +163,49 @@ class Plan:
 
     @property
     def micro_batches(self) -> int | None:
-        """Micro-batches of a step through each replica; None where the plan does not say."""
+        """Micro-batches of a step through each replica; None where the plan does not say. Raises ValueError where
+        replicas have different numbers: see `micro_batches_of`."""
+        if self.has_uneven_shares:
+            raise UsageError(
+                f"data_shares={short(self.data_shares or ())}: replicas run different numbers of micro-batches; ask "
+                "for a rank's, plan.micro_batches_of(rank)"
+            )
+        if self.data_shares is not None:
+            return self.data_shares[0]
         if self.global_batch is None or self.micro_batch is None:
             return None
         return self.global_batch // (self.data * self.micro_batch)
+
+    @property
+    def has_uneven_shares(self) -> bool:
+        """Whether replicas run different numbers of micro-batches."""
+        return len(set(self.data_shares or ())) > 1
+
+    def micro_batches_of(self, rank: int) -> int | None:
+        """Micro-batches of a step through a rank's replica; None where the plan does not say."""
+        replica = self._replica_of(rank)
+        return self.micro_batches if self.data_shares is None else self.data_shares[replica]
+
+    def gradient_weight(self, rank: int) -> float:
+        """What a rank's gradient, that of the mean over its replica's samples, counts in the mean over data-parallel
+        ranks so that this is the mean over the global batch: share * data / all shares; 1 with equal shares."""
+        shares = self.data_shares or (1,) * self.data
+        return shares[self._replica_of(rank)] * self.data / sum(shares)
+
+    def samples_of(self, rank: int) -> range:
+        """Which samples of the global batch, from 0, a rank's replica takes. Raises ValueError where the plan says no
+        global batch."""
+        if self.global_batch is None:
+            raise UsageError("the plan does not say its global_batch; plan_for(global_batch=...) gives one")
+        replica, shares = self._replica_of(rank), self.data_shares or (1,) * self.data
+        unit = self.global_batch // sum(shares)
+        first = sum(shares[:replica]) * unit
+        return range(first, first + shares[replica] * unit)
+
+    def _replica_of(self, rank: int) -> int:
+        if not 0 <= rank < self.world_size:
+            raise UsageError(f"the plan has no rank {rank}; its ranks are 0 to {self.world_size - 1}")
+        return int(self.grid.coordinates_of(rank)["dp"])
 
     @cached_property
     def grid(self) -> RankGrid:
@@ -263,6 +330,7 @@ def plan_for(
     warmup: Sequence[int] | None = None,
     micro_batch_group: int | None = None,
     turns: int | None = None,
+    data_shares: Sequence[int] | Literal["speed"] | None = None,
 ) -> Plan:
     """A plan for this topology. `pipeline=None`: as few stages as fit.
 
@@ -273,10 +341,12 @@ def plan_for(
     with `chunks` > 1 (interleaving) `layers_per_chunk[stage][chunk]` instead. None: split evenly. `schedule` None:
     "interleaved" with chunks, else "1f1b". `cluster_order`: names of the clusters, first stage first; None: by lowest
     rank. `span_clusters`: lets stages span clusters, for comparison or where nothing else fits; `holmes.check` then
-    says what it costs. The rest is carried along.
+    says what it costs. `data_shares`: as of `Plan`, or "speed": such that the slowest replica is done soonest, by the
+    speeds of the topology's GPUs and the layers of each stage. The rest is carried along.
 
     Local and deterministic: equal on all ranks that have the same topology. Raises one ValueError, with all numbers and
-    the nearest fix, where sizes do not fit, layers do not suffice or sum up, or ranks of a group share no network.
+    the nearest fix, where sizes do not fit, layers do not suffice or sum up, ranks of a group share no network, or a
+    GPU's speed is needed and not known.
     """
     whole = {"model_layers": model_layers, "pipeline": pipeline, "tensor": tensor, "context": context, "expert": expert}
     whole |= {"expert_tensor": expert_tensor, "chunks": chunks}
@@ -288,22 +358,36 @@ def plan_for(
     schedule = schedule or ("interleaved" if chunks > 1 else "1f1b")
     check_schedule(schedule, chunks)
     clusters = ordered_clusters(topology, cluster_order)
-    limits = Limits.of(topology, model_layers, micro_batch, global_batch, span_clusters)
+    if not (data_shares is None or isinstance(data_shares, (tuple, list)) or str(data_shares) == SPEED):
+        raise UsageError(f"data_shares={data_shares!r} must be {SPEED!r}, or the micro-batches of each replica")
+    # With shares of its own for each replica the batch need not divide by them: the plan checks it.
+    divided = global_batch if data_shares is None else None
+    limits = Limits.of(topology, model_layers, micro_batch, divided, span_clusters)
     sizes = Sizes(tensor, context, pipeline or 0, expert, expert_tensor, chunks)
     if pipeline is None:
         sizes = _fewest_stages(limits, sizes)
     check_sizes(topology, limits, sizes)
+    layers = _layers(model_layers, sizes, layers_per_stage, layers_per_chunk)
+    order = order_ranks(topology, clusters, tensor=tensor, context=context, expert_tensor=sizes.expert_tensor_size)
+    data = topology.world_size // (tensor * context * sizes.pipeline)
+    shares = None if data_shares is None or isinstance(data_shares, str) else tuple(data_shares)
+    if data_shares == SPEED:
+        grid = RankGrid(order, tensor=tensor, context=context, data=data, pipeline=sizes.pipeline)
+        speeds = replica_speeds(topology, grid, [sum(each) for each in layers])
+        unit = share_unit(schedule, sizes.pipeline, micro_batch_group)
+        shares = shares_by_speed(step_micro_batches(global_batch, micro_batch, data, unit), speeds, unit)
+        reasons = [*reasons, shares_reason(shares, speeds)]
     plan = Plan(
         world_size=topology.world_size,
         tensor=tensor,
         context=context,
-        data=topology.world_size // (tensor * context * sizes.pipeline),
+        data=data,
         pipeline=sizes.pipeline,
         expert=expert,
         expert_tensor=sizes.expert_tensor_size,
-        layers_per_chunk=_layers(model_layers, sizes, layers_per_stage, layers_per_chunk),
+        layers_per_chunk=layers,
         schedule=schedule,
-        order=order_ranks(topology, clusters, tensor=tensor, context=context, expert_tensor=sizes.expert_tensor_size),
+        order=order,
         hosts=tuple(HostRanks(host.name, host.ranks) for host in topology.hosts),
         clusters=topology.clusters,
         networks=Reach.of_topology(topology).networks,
@@ -314,6 +398,7 @@ def plan_for(
         warmup=None if warmup is None else tuple(warmup),
         micro_batch_group=micro_batch_group,
         turns=turns,
+        data_shares=shares,
     )
     for kind in _NEED_A_NETWORK:
         plan.groups(kind).check_networks()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from holmes.planning.plan.plan import Plan
 from holmes.planning.schedule import trainer_named
+from holmes.words import short
 from holmes_comm.errors import UsageError
 
 
@@ -15,8 +16,13 @@ class NotExpressible(UsageError):
 
 def require_trainer(plan: Plan, name: str) -> None:
     """Raises NotExpressible unless this trainer has the plan's pipeline schedule, with the forwards it begins with, and
-    recomputation; one stage needs no schedule."""
+    recomputation (one stage needs no schedule), and gives replicas equally many micro-batches as the plan does."""
     trainer = trainer_named(name)
+    if plan.has_uneven_shares:
+        raise NotExpressible(
+            f"the plan's data_shares are {short(plan.data_shares or ())}, but {trainer.title} gives every replica "
+            "equally many micro-batches; leave data_shares out, or train with holmes.DistributedOptimizer"
+        )
     usual = tuple(range(plan.pipeline, 0, -1))  # what all of them run
     if plan.pipeline > 1 and plan.warmup not in (None, usual):
         raise NotExpressible(
