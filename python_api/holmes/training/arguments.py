@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from holmes_comm.errors import UsageError
 
-__all__ = ["above_zero", "floating_dtype", "process_group", "whole"]
+__all__ = ["above_zero", "finite_above_zero", "floating_dtype", "process_group", "whole"]
 
 
 def whole(name: str, value: Any, else_: str = "") -> int:
@@ -25,6 +25,13 @@ def above_zero(name: str, value: Any, else_: str) -> float:
     """A number above 0, also infinity. `else_`: what else it can be, in words."""
     if not (_is_number(value) and value > 0):
         raise UsageError(f"{name}={value!r} must be above 0{else_}")
+    return float(value)
+
+
+def finite_above_zero(name: str, value: Any, else_: str) -> float:
+    """A number above 0 and below infinity. `else_`: what else it can be, in words."""
+    if not math.isfinite(above_zero(name, value, else_)):
+        raise UsageError(f"{name}={value!r} must be above 0 and finite{else_}")
     return float(value)
 
 

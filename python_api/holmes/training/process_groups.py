@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -50,6 +51,16 @@ class ProcessGroups(Mapping[str, dist.ProcessGroup]):
         return self._groups[kind]
 
 
+#: What this rank's gradients count in the groups that plans made (`Plan.gradient_weight`), where shares are uneven.
+_weights: weakref.WeakKeyDictionary[dist.ProcessGroup, float] = weakref.WeakKeyDictionary()
+
+
+def planned_weight(group: dist.ProcessGroup | None) -> float:
+    """What this rank's gradients count in the mean over `group`, by the plan whose `process_groups` made it; 1 where
+    none did. Local."""
+    return 1.0 if group is None else _weights.get(group, 1.0)
+
+
 def process_groups(plan: Plan, backend: str = "holmes", kinds: Iterable[str] | None = None) -> ProcessGroups:
     """Collective over the default group. Creates all groups of these kinds, in the same order on every rank.
 
@@ -83,6 +94,8 @@ def process_groups(plan: Plan, backend: str = "holmes", kinds: Iterable[str] | N
             )
             if index == row:
                 mine[kind] = handle
+                if plan.has_uneven_shares and "dp" in KINDS[kind].axes:
+                    _weights[handle] = plan.gradient_weight(rank)
     return ProcessGroups(mine)
 
 

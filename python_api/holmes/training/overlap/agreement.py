@@ -20,15 +20,31 @@ _CHUNK_BYTES = 32 << 20
 LOCAL_SETTINGS = ("fused", "foreach", "capturable", "differentiable")  # say how a machine steps, not what the step is
 
 
-def check_equal_models(lane: Lane, trained: Sequence[Trained]) -> None:
-    """Collective. Raises ValueError on all ranks where their trained parameters differ in name, shape or dtype."""
+def check_equal_models(lane: Lane, trained: Sequence[Trained], weight: float = 1.0) -> None:
+    """Collective. Raises ValueError on all ranks where their trained parameters differ in name, shape or dtype, and
+    where what each rank's gradients count (`weight`) does not make a mean."""
     text = "\n".join(f"{t.name} {tuple(t.tensor.shape)} {t.tensor.dtype} {t.group}" for t in trained)
     digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-    ((greatest,), (least,)) = agree(lane.group, [[digest], [-digest]], trained[0].tensor.device)
+    device = trained[0].tensor.device
+    ((greatest,), (least,), (is_uneven,)) = agree(lane.group, [[digest], [-digest], [int(weight != 1.0)]], device)
     if greatest != -least:
         raise ValueError(
             f"the ranks of group {lane.label!r} do not train the same parameters (rank {lane.rank}: {len(trained)}, "
             f"from {trained[0].name!r} to {trained[-1].name!r}); names, shapes, dtypes and groups must be equal"
+        )
+    if is_uneven:
+        _check_weights(lane, weight, device)
+
+
+def _check_weights(lane: Lane, weight: float, device: torch.device) -> None:
+    total = torch.tensor([weight], dtype=torch.float64, device=device)
+    if lane.size > 1:
+        dist.all_reduce(total, group=lane.group)
+    if not math.isclose(total.item(), lane.size, rel_tol=1e-6):
+        raise ValueError(
+            f"gradient_weight is {weight:g} on rank {lane.rank} of group {lane.label!r} and {total.item():g} on all "
+            f"its {lane.size} ranks together, which must be {lane.size} for a mean; give samples * ranks / all samples "
+            "on each of them, as plan.gradient_weight(rank) is"
         )
 
 

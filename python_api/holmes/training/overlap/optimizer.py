@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import holmes_comm
-from holmes.training.arguments import above_zero, floating_dtype, process_group, whole
+from holmes.training.arguments import above_zero, finite_above_zero, floating_dtype, process_group, whole
 from holmes.training.overlap.agreement import broadcast_model, check_equal_models
 from holmes.training.overlap.checkpoint import (
     StateElsewhere,
@@ -62,6 +62,7 @@ from holmes.training.overlap.transfers import (
 )
 from holmes.training.overlap.unsent import UnsentGradients
 from holmes.training.overlap.usage import UsageRecord, agree, find_needs, first_uses
+from holmes.training.process_groups import planned_weight
 from holmes_comm.errors import UsageError
 
 _log = logging.getLogger(__name__)
@@ -91,6 +92,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         compress_gradients: "bf16", "int8" or "int4": how gradients cross between clusters, with error feedback; None:
             as they are. They are reduced in float32, on the processor, over the backend holmes (docs/optimizer.md).
         compress_parameters: the same of parameters, which are float32: what has changed since the step before crosses.
+        gradient_weight: what this rank's gradients count in the mean over `group`, where ranks had different numbers of
+            samples: samples * ranks / all samples, which sum to the number of ranks. None: the share of a plan whose
+            `process_groups` made `group` (`plan.gradient_weight(rank)`), else 1.
         name_of: name in `model` -> name in checkpoints, where several pipeline stages use equal names.
 
     Every rank of `group` calls it and its methods in the same order (collective), where not said otherwise. Not
@@ -115,6 +119,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         accumulation_steps: int | None = None,
         compress_gradients: str | None = None,
         compress_parameters: str | None = None,
+        gradient_weight: float | None = None,
         name_of: Callable[[str], str] | None = None,
         **arguments: Any,
     ) -> None:
@@ -135,6 +140,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._accumulation_steps = whole("accumulation_steps", accumulation_steps)
         if max_grad_norm is not None:
             max_grad_norm = above_zero("max_grad_norm", max_grad_norm, "; None clips nothing")
+        weight = planned_weight(group) if gradient_weight is None else gradient_weight
+        self._gradient_weight = finite_above_zero("gradient_weight", weight, "; None takes the plan's")
         self._loss_scale = None if loss_scale is None else LossScale(loss_scale)
         self._modules = as_modules(model)
         given = as_groups(self._modules, params)
@@ -159,7 +166,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._compress(compress_gradients, compress_parameters)
         if self._reduce_lane.size > 1:
             check_embeddings(self._modules, self._trained)
-        check_equal_models(self._reduce_lane, self._trained)
+        check_equal_models(self._reduce_lane, self._trained, self._gradient_weight)
         broadcast_model(self._reduce_lane, self._modules)
         self._clipped: ClippedStep | None = None
         if max_grad_norm is not None or loss_scale is not None:
@@ -689,6 +696,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             (self._optimizer_class, self._arguments, self.param_groups),
             self.timeline,
             is_early=self._step_in_backward,
+            gradient_weight=self._gradient_weight,
             names=self.defaults.keys(),
         )
         weakref.finalize(self, self._runtime.stop)

@@ -17,7 +17,8 @@ class Reducer:
     """Starts the buckets' reduce-scatters in their order, the same on every rank. Not thread-safe.
 
     `expected[i]` is how many gradients parameter i gets between two steps; 0 where it got none so far: its bucket
-    starts with `start_rest`. `before_use(bucket)` is called before the memory of a bucket's gradients is written.
+    starts with `start_rest`. `before_use(bucket)` is called before the memory of a bucket's gradients is written. This
+    rank's gradients are sent times `weight`.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class Reducer:
         expected: Sequence[int],
         lane: Lane,
         before_use: Callable[[int], None],
+        weight: float = 1.0,
     ) -> None:
         self.lane = lane
         self.expected = list(expected)
@@ -34,6 +36,7 @@ class Reducer:
         self._storages = storages
         self._trained = trained
         self._before_use = before_use
+        self._weight = weight
         self._bucket_of = {slot.parameter: b for b, storage in enumerate(storages) for slot in storage.bucket.slots}
         self._seen = [0] * len(trained)
         self._unready = [len(storage.bucket.slots) for storage in storages]
@@ -177,4 +180,6 @@ class Reducer:
         if checks and not storage.is_in_place():
             self._displaced.add(bucket)
         self._missing.update(storage.close())
+        if self._weight != 1.0:
+            storage.gradients.mul_(self._weight)
         self.transfers.append(self.lane.reduce_scatter(bucket, storage.gradient_shard, storage.gradients))

@@ -81,7 +81,8 @@ class Runtime:
 
     `is_early`: shards step during backward, as their gradients arrive. Nobody sees that before `step`: what was stepped
     early is hidden (see BucketStorage) and can be undone, as when hyperparameters change between backward and step.
-    `names`: the settings of param_groups that the optimizer knows, which have to be equal on all ranks.
+    `gradient_weight`: as of DistributedOptimizer. `names`: the settings of param_groups that the optimizer knows, which
+    have to be equal on all ranks.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Runtime:
         timeline: Timeline,
         *,
         is_early: bool,
+        gradient_weight: float = 1.0,
         names: Collection[str] = (),
     ) -> None:
         reduce_lane, gather_lane = lanes
@@ -108,7 +110,12 @@ class Runtime:
         self.shards = [ShardOptimizer(s, reduce_lane.rank, trained, *optimizer) for s in self.storages]
         self.gatherer = Gatherer(self.storages, layout.forward_order, gather_lane)
         self.reducer = Reducer(
-            self.storages, trained, layout.expected, reduce_lane, lambda bucket: self.gatherer.wait([bucket])
+            self.storages,
+            trained,
+            layout.expected,
+            reduce_lane,
+            lambda bucket: self.gatherer.wait([bucket]),
+            gradient_weight,
         )
         bucket_of = {slot.parameter: b for b, bucket in enumerate(layout.buckets) for slot in bucket.slots}
         place = {bucket: position for position, bucket in enumerate(layout.forward_order)}

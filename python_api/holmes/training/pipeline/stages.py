@@ -87,11 +87,12 @@ def pipeline_schedule(
 ) -> Any:
     """torch's schedule for the plan's: an object whose `step` runs all micro-batches through these stages. Local.
 
-    `stages`: this rank's, one for each chunk, as `pipeline_stages` makes them. `micro_batches`: of a step through each
-    replica; None: the plan's. The gradients are those of the mean over the batch of `loss_fn(output, target)`, itself a
-    mean over samples: each micro-batch counts by its part of the target's samples. The loss is divided, not the
-    gradients afterwards, so that DistributedOptimizer may send them while others are still computed. What `step` puts
-    into `losses` are the undivided ones. `options` go to torch's schedule.
+    `stages`: this rank's, one for each chunk, as `pipeline_stages` makes them. `micro_batches`: of a step through this
+    rank's replica; None: the plan's. The gradients are those of the mean over the replica's batch of `loss_fn(output,
+    target)`, itself a mean over samples: each micro-batch counts by its part of the target's samples (what a replica
+    counts beside others, DistributedOptimizer knows). The loss is divided, not the gradients afterwards, so that
+    DistributedOptimizer may send them while others are still computed. What `step` puts into `losses` are the undivided
+    ones. `options` go to torch's schedule.
 
     Beyond torch's: a plan's `warmup` and `micro_batch_group` (`WarmedSchedule`, a schedule in torch's form); a batch
     may have another size in each step, and need not be divisible by `micro_batches` (`Steps`); `eval` needs no target;
@@ -105,7 +106,9 @@ def pipeline_schedule(
         raise UsageError(f"stages has {len(stages)} entries, but the plan gives each rank {plan.chunks} (its chunks)")
     if micro_batches is not None:
         micro_batches = whole("micro_batches", micro_batches, "; None takes the plan's")
-    count = plan.micro_batches if micro_batches is None else micro_batches
+    count = micro_batches
+    if count is None:  # a plan without shares may be of a part of the job, whose ranks have other numbers in it
+        count = plan.micro_batches_of(dist.get_rank()) if plan.has_uneven_shares else plan.micro_batches
     if count is None:
         raise UsageError(
             "micro_batches=None needs a plan with micro_batch and global_batch, but this one has "
