@@ -7,12 +7,12 @@ follows from the round trip and a micro-batch's time; what that gains at the end
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from holmes.planning.partition.problem import split_evenly
 from holmes.planning.plan.plan import Plan
-from holmes.planning.schedule import SCHEDULES, WARMED, in_flight, warmup_of
+from holmes.planning.schedule import SCHEDULES, WARMED, fits_rounds, in_flight, warmup_of
 from holmes.planning.simulate.job import Job, make_step
 from holmes.planning.simulate.rates import Rates
 from holmes.planning.simulate.result import Result, simulate
@@ -87,17 +87,21 @@ def best_schedule(
     comes first, and the one that holds fewer. Raises ValueError where no schedule fits into memory.
     """
     limits = _limits(most, len(job.places), job.micro_batches)
+    counts = {replica.micro_batches for replica in job.replicas}
     found: list[ScheduleChoice] = []
     steps: dict[str, Step] = {}
     for schedule in sorted(schedules, key=_SIMPLEST.index):
-        own = 1
+        own, stages = 1, len(job.places)
+        fits = all(fits_rounds(schedule, stages, count) for count in counts)
         if schedule == "interleaved":
             own = max(job.chunks, chunks)
-            stages = len(job.places)
-            if stages == 1 or min(job.layers_per_stage) < own or job.micro_batches % stages:
-                continue
+            fits = fits and stages > 1 and min(job.layers_per_stage) >= own
+        elif job.shares is None:
+            fits = True  # the batch may still be made to
+        if not fits:
+            continue
         step = make_step(replace(job, schedule=schedule, chunks=own, warmup=None, group=None, turns=None), rates)
-        found += choices_of(step, limits)
+        found += choices_of(step, limits, counts)
         steps[schedule] = step
     if not found:
         raise UsageError(
@@ -105,6 +109,8 @@ def best_schedule(
             f"{list(job.layers_per_stage)} with most={list(limits)} in flight; 1f1b and zb-h1 fit any of these"
         )
     best, *others = ranked(found)
+    if len(counts) > 1:  # of pipelines that are alike the turns are simulated
+        return (best, *others)
     if sharing is None:
         sharing = min(place.ranks_per_host for place in job.places) // job.tensor
     step = replace(steps[best.schedule], warmup=best.warmup, group=best.group)
@@ -134,15 +140,16 @@ def ranked(found: Sequence[ScheduleChoice]) -> tuple[ScheduleChoice, ...]:
     return (first, *sorted(others, key=lambda choice: choice.step_s))
 
 
-def choices_of(step: Step, limits: Sequence[int]) -> list[ScheduleChoice]:
-    """The step with its schedule, at its best warm-up; none where a stage would hold more than its limit."""
+def choices_of(step: Step, limits: Sequence[int], counts: Iterable[int] = ()) -> list[ScheduleChoice]:
+    """The step with its schedule, at its best warm-up; none where a stage would hold more than its limit. `counts`:
+    micro-batches of the replicas, where they differ."""
     if step.schedule in WARMED and len(step.stages) > 1:
         found = best_warmup(step, limits)
         return [] if found is None else [found]
     steps = [step]
     if step.schedule == "interleaved":
-        stages, count = len(step.stages), step.micro_batches
-        steps += [replace(step, group=group) for group in range(stages + 1, count + 1) if count % group == 0]
+        stages, common = len(step.stages), math.gcd(step.micro_batches, *counts)
+        steps += [replace(step, group=group) for group in range(stages + 1, common + 1) if common % group == 0]
     fitting = [_choice(one, simulate(one)) for one in steps if _fits(_held(one), limits)]
     if not fitting:
         return []

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from holmes.cluster.topology import Topology
 from holmes.planning.groups.reach import Reach
+from holmes.planning.groups.shares import check_shares, share_unit, shares_by_speed, stage_tflops
 from holmes.planning.groups.sizes import batch_problem
 from holmes.planning.model.gpt import PartTimes, Transformer, check_recomputation
 from holmes.planning.plan.plan import Plan
 from holmes.planning.plan.proof import plan_differs
 from holmes.planning.schedule import check_turns
 from holmes.planning.simulate.rates import Rates
+from holmes.planning.simulate.schedules import check_sizes
 from holmes.planning.simulate.step import Boundary, Route, Stage, Step
 from holmes_comm.errors import UsageError
 
@@ -53,7 +57,8 @@ class Place:
     """Where a stage runs: `hosts` equal hosts with `ranks_per_host` ranks of it each.
 
     `data_nic` and `pipeline_nic` are NIC classes (or names) in `Rates`, and need a rate only where a group leaves its
-    host; `host` names the first host: stages on one host share its NICs. `speed` of its GPUs is relative to `Rates`.
+    host; `host` names the first host: stages on one host share its NICs. `speed` of its GPUs is relative to `Rates`;
+    where replicas differ, `Job.speeds` says it of each.
     Stages of one `cluster` send to each other over its `cluster_nic`; None: over `pipeline_nic` as to all others.
     """
 
@@ -72,9 +77,20 @@ class Place:
         return self.cluster_nic if together and self.cluster_nic is not None else self.pipeline_nic
 
 
+class Replica(NamedTuple):
+    """A data-parallel replica: micro-batches of a step through it, and the speeds of its stages."""
+
+    micro_batches: int
+    speeds: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class Job:
-    """One training job. `layers_per_stage[s]` layers run at `places[s]`; all stages have equally many ranks."""
+    """One training job. `layers_per_stage[s]` layers run at `places[s]`; all stages have equally many ranks.
+
+    Replicas may differ: `shares[r]` micro-batches run through replica r (None: equally many), whose stages have
+    `speeds[r]` relative to `Rates` (None: their places' own).
+    """
 
     model: Transformer
     layers_per_stage: tuple[int, ...]
@@ -88,6 +104,8 @@ class Job:
     warmup: tuple[int, ...] | None = None  # as of `Plan`
     group: int | None = None  # its micro_batch_group
     turns: int | None = None
+    shares: tuple[int, ...] | None = None  # its data_shares
+    speeds: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "global_batch", "tensor"):
@@ -111,8 +129,12 @@ class Job:
             if place.ranks_per_host % self.tensor:
                 raise UsageError(f"tensor={self.tensor} must divide the {place.ranks_per_host} ranks of {place.host}")
         check_turns(self.turns, len(self.places), self.data)
-        if wrong := batch_problem(self.global_batch, self.micro_batch, self.data):
+        if self.shares is not None:
+            check_shares(self.shares, self.data, global_batch=self.global_batch, micro_batch=self.micro_batch)
+        elif wrong := batch_problem(self.global_batch, self.micro_batch, self.data):
             raise UsageError(f"{wrong[0]}; the nearest is {wrong[1]}")
+        if self.speeds is not None and {len(each) for each in self.speeds} != {len(self.places)}:
+            raise UsageError(f"speeds={self.speeds} must have {self.data} rows of {len(self.places)} stages' speeds")
 
     @property
     def data(self) -> int:
@@ -126,8 +148,31 @@ class Job:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step through each replica."""
-        return self.global_batch // (self.data * self.micro_batch)
+        """Micro-batches of a step through the slowest replica."""
+        return self.slowest.micro_batches
+
+    @cached_property
+    def replicas(self) -> tuple[Replica, ...]:
+        """All that differ."""
+        shares = self.shares or (self.global_batch // (self.data * self.micro_batch),) * self.data
+        speeds = self.speeds or (tuple(place.speed for place in self.places),) * self.data
+        return tuple(dict.fromkeys(map(Replica, shares, speeds)))
+
+    @cached_property
+    def slowest(self) -> Replica:
+        """The replica whose layers take longest, for which all others wait with their gradients."""
+
+        def busy(replica: Replica) -> float:
+            slots = [count / speed for count, speed in zip(self.layers_per_stage, replica.speeds, strict=True)]
+            return sum(slots) + (replica.micro_batches - 1) * max(slots)
+
+        return max(self.replicas, key=busy)
+
+    def with_equal_shares(self) -> Job:
+        """The same batch with shares as even as the schedule allows."""
+        unit = share_unit(self.schedule, len(self.places), self.group) if self.schedule == "interleaved" else 1
+        total = self.global_batch // self.micro_batch
+        return replace(self, shares=shares_by_speed(total, [1.0] * self.data, unit))
 
     @property
     def flops_per_sample(self) -> float:
@@ -136,8 +181,11 @@ class Job:
 
 
 def make_step(job: Job, rates: Rates) -> Step:
-    """The step of a job at these rates. Raises ValueError where a NIC has no rate, or times are of another shape."""
+    """The step of a job at these rates: of its slowest replica, where they differ. Raises ValueError where a NIC has no
+    rate, or times are of another shape."""
     stages = len(job.places)
+    for replica in job.replicas:
+        check_sizes(job.schedule, stages, replica.micro_batches, job.chunks, job.warmup, job.group)
     pairs = [(i, (i + 1) % stages) for i in range(stages if job.chunks > 1 else stages - 1)]
     nics = {(place.host, place.data_nic) for place in job.places if place.hosts > 1}
     for a, b in [*pairs, (0, stages - 1)]:
@@ -181,8 +229,9 @@ def make_step(job: Job, rates: Rates) -> Step:
 def _stage(job: Job, rates: Rates, times: PartTimes, plain: PartTimes, index: int) -> Stage:
     """`plain`: the times without recomputation."""
     model, framework, place = job.model, job.framework, job.places[index]
-    passes = times.scaled(1 / place.speed).stage(job.layers_per_stage, index)
-    weights_s = plain.scaled(1 / place.speed).stage(job.layers_per_stage, index).backward_s / 2
+    speed = job.slowest.speeds[index]
+    passes = times.scaled(1 / speed).stage(job.layers_per_stage, index)
+    weights_s = plain.scaled(1 / speed).stage(job.layers_per_stage, index).backward_s / 2
     parameters = model.stage_parameters(job.layers_per_stage, index) / job.tensor
     wire_bytes = parameters * framework.element_bytes * (job.data - 1) / job.data
     reduces, gathers = SYNCHRONIZATIONS[framework.synchronization]
@@ -245,6 +294,7 @@ def job_of_plan(
     chunks: int | None = None,
 ) -> Job:
     """The job that runs this plan. Local. NICs count by class: a host's rails of one class together have its rate.
+    Where the topology says the speed of every GPU, rates are those of the fastest, and others take as much longer.
 
     What is None is as the plan says, micro-batches of one sample where it says nothing. Raises ValueError where the
     plan is for another topology, where no global batch is known, where the hosts of a stage have different numbers of
@@ -269,7 +319,17 @@ def job_of_plan(
         warmup=plan.warmup if schedule == plan.schedule else None,
         group=plan.micro_batch_group if schedule == plan.schedule else None,
         turns=plan.turns,
+        shares=plan.data_shares,
+        speeds=_speeds(plan, topology),
     )
+
+
+def _speeds(plan: Plan, topology: Topology) -> tuple[tuple[float, ...], ...] | None:
+    """Of each replica's stages, relative to the fastest GPU; None where all are alike, or one is not known."""
+    tflops = stage_tflops(topology, plan.grid)
+    if tflops is None or tflops.min() == tflops.max():
+        return None
+    return tuple(map(tuple, (tflops / tflops.max()).tolist()))
 
 
 def _place(plan: Plan, topology: Topology, stage: int) -> Place:

@@ -132,6 +132,9 @@ def simulate(
         if output is not None:
             choices[0].plan(loaded).save(output)
     result = choices[0].result if choices else run(make_step(job, known))
+    equal_s = (
+        run(make_step(job.with_equal_shares(), known)).step_s if loaded.has_uneven_shares and not choices else None
+    )
     tflops = result.tflops_per_gpu(job.flops_per_sample, job.global_batch, job.gpus)
     speed = f"{tflops:.4g} TFLOP/s per GPU, {result.samples_per_s(job.global_batch):.4g} samples/s"
     found = {
@@ -149,6 +152,9 @@ def simulate(
         f"{choice.text()}: step {choice.step_s:.4g} s, {'/'.join(map(str, choice.held))} micro-batches in flight"
         for choice in choices
     ]
+    if equal_s is not None:
+        found["equal_shares_step_s"] = equal_s
+        lines.append(f"with equal shares: step {equal_s:.4g} s, {equal_s / result.step_s:.3g} times as long")
     if choices:
         names = ("schedule", "chunks", "warmup", "group", "turns", "held", "step_s")
         found["schedules"] = [{name: getattr(choice, name) for name in names} for choice in choices]
