@@ -73,7 +73,7 @@ SNIPPETS = {
     ("README.md", "holmes.make_plan"): (TESTBED, "", ""),
     ("README.md", "holmes.DistributedOptimizer"): (TESTBED, GROUPS + MODEL, ""),
     # Its groups are those of 256 ranks.
-    ("groups.md", "plan_for"): (HERE, PLANNING + "holmes.process_groups = lambda plan: plan\n", ""),
+    ("groups.md", "holmes.check(plan, topology)"): (HERE, PLANNING + "holmes.process_groups = lambda plan: plan\n", ""),
     ("groups.md", '{"tp": [[0, 1], [2, 3]]'): (HERE, PLANNING, ""),
     ("hierarchy.md", 'cluster="a"'): (HERE, ALONE, ""),
     ("hierarchy.md", "Compression"): (TESTBED, CLUSTERS, ""),
@@ -103,6 +103,7 @@ SNIPPETS = {
 }
 #: Those that do not run here, and why.
 NO_SNIPPETS = {
+    ("groups.md", 'data_shares="speed"'): "needs ranks of different speed; tests/torch/test_uneven_shares.py trains so",
     ("integrations.md", "start_in_plan_order"): "sets RANK by a plan of its own job; tests have one",
     ("integrations.md", "initialize_megatron"): "needs megatron-core; tests/trainers/test_megatron.py runs it",
     ("integrations.md", "deepspeed_pipeline_module"): "needs deepspeed; tests/trainers/test_deepspeed.py runs it",
