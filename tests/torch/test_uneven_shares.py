@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from contextlib import nullcontext
 
 import pytest
 
@@ -58,7 +59,28 @@ def expected(clip=None):
     return losses, values_of(model), norms
 
 
-def train(plan, rank, *, group, no_sync=False, **options):
+def train_ddp(plan, rank):
+    """DDP and a plain optimizer, with the loss times the weight."""
+    model = nn.parallel.DistributedDataParallel(make_model())
+    optimizer = torch.optim.AdamW(model.parameters(), **PLAIN)
+    mine, count, losses = plan.samples_of(rank), plan.micro_batches_of(rank), []
+    for step in range(STEPS):
+        inputs, targets = (each[mine.start : mine.stop].chunk(count) for each in samples(step))
+        total = torch.zeros(())
+        optimizer.zero_grad()
+        for number in range(count):
+            with model.no_sync() if number < count - 1 else nullcontext():
+                loss = nn.functional.mse_loss(model(inputs[number]), targets[number]) / count
+                loss = loss * plan.gradient_weight(rank)
+                loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        dist.all_reduce(total)
+        losses.append(total.item() / plan.data)
+    return losses, values_of(model), []
+
+
+def train(plan, rank, *, group, no_sync=False, drops=False, **options):
     """As documented: each rank takes its samples, in its number of micro-batches, and means over them."""
     model = make_model()
     optimizer = holmes.DistributedOptimizer(
@@ -68,6 +90,10 @@ def train(plan, rank, *, group, no_sync=False, **options):
     for step in range(STEPS):
         inputs, targets = (each[mine.start : mine.stop].chunk(count) for each in samples(step))
         total = torch.zeros(())
+        if drops and step > 0:  # a backward whose gradients, sent already, are for nothing
+            for x, y in zip(inputs, targets, strict=True):
+                nn.functional.mse_loss(model(x), y).backward()
+            optimizer.zero_grad()
         for number in range(count):
             loss = nn.functional.mse_loss(model(inputs[number]), targets[number]) / count
             if no_sync and number < count - 1:
@@ -101,6 +127,8 @@ def train_each_way(rank, size, store):
     found["equal mean"] = train(by_hand, rank, group=None)
     found["one by one"] = train(by_hand, rank, group=None, gradient_weight=weight, step_in_backward=False)
     found["no_sync"] = train(by_hand, rank, group=None, gradient_weight=weight, no_sync=True)
+    found["dropped"] = train(by_hand, rank, group=None, gradient_weight=weight, drops=True)
+    found["DDP"] = train_ddp(by_hand, rank)
     found["clipped"] = train(by_hand, rank, group=None, gradient_weight=weight, max_grad_norm=0.5)
     found["scaled"] = train(by_hand, rank, group=None, gradient_weight=weight, loss_scale=1024.0)
     found["reduce_dtype"] = train(by_hand, rank, group=None, gradient_weight=weight, reduce_dtype=torch.float64)
@@ -121,7 +149,20 @@ def trained():
 
 
 @pytest.mark.parametrize(
-    "way", ["by hand", "one by one", "no_sync", "clipped", "scaled", "reduce_dtype", "gloo", "holmes", "swapped"]
+    "way",
+    [
+        "by hand",
+        "one by one",
+        "no_sync",
+        "dropped",
+        "DDP",
+        "clipped",
+        "scaled",
+        "reduce_dtype",
+        "gloo",
+        "holmes",
+        "swapped",
+    ],
 )
 def test_losses_and_parameters_are_the_single_process_ones(way, trained):
     losses, parameters, norms = expected(0.5 if way == "clipped" else None)
