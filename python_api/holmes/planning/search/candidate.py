@@ -12,7 +12,7 @@ from holmes.planning.schedule import WARMED, warmup_of
 from holmes.planning.search.layout import Layout
 from holmes.planning.search.space import Choice
 from holmes.planning.simulate import Result, Step, make_step, simulate
-from holmes.planning.simulate.best import SAME, best_warmup, choice_of, with_turns
+from holmes.planning.simulate.best import SAME, best_warmup
 
 _UNEVEN_LOSSES = 0.005  # of a step: below, another split of the layers cannot gain
 _MOST_OPERATIONS = 8_192  # of all stages: some tenths of a second
@@ -21,8 +21,8 @@ _WARMUPS = 4_096  # operations of all steps in which warm-ups are tried
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run the model, simulated. Memory is of one GPU of the fullest stage, relative to its limit. `warmup`,
-    `turns`: a plan's."""
+    """One way to run the model, simulated. Memory is of one GPU of the fullest stage, relative to its limit. `warmup`:
+    a plan's."""
 
     choice: Choice
     layers_per_chunk: tuple[tuple[int, ...], ...]
@@ -37,7 +37,6 @@ class Candidate:
     fullest_stage: int
     is_optimal: bool
     warmup: tuple[int, ...] | None = None
-    turns: int | None = None
 
     @property
     def layers_per_stage(self) -> tuple[int, ...]:
@@ -70,17 +69,6 @@ def evaluate(layout: Layout) -> Candidate:
     if layout.choice.warms and layout.choice.schedule in WARMED and best.exposed_s["p2p"] > SAME * best.step_s:
         best = _warmed(layout, best)
     return _candidate(layout, best)
-
-
-def in_turns(layout: Layout, candidate: Candidate) -> Candidate:
-    """With pipelines that take turns on the links that they share, where a simulated step gets shorter by that; its
-    times are those without."""
-    if layout.choice.pipeline < 2 or layout.sharing < 2:
-        return candidate
-    job = replace(layout.job(candidate.layers_per_stage), warmup=candidate.warmup)
-    count = max(_most(layout) // 4 // layout.choice.pipeline, 1) * layout.choice.pipeline
-    step = replace(make_step(job, layout.rates), micro_batches=min(layout.micro_batches, count))
-    return replace(candidate, turns=with_turns(step, choice_of(step), layout.sharing).turns)
 
 
 def _warmed(layout: Layout, plain: _Simulated) -> _Simulated:

@@ -73,18 +73,6 @@ class Layout:
                     latency_s, jitter_s = max(latency_s, link.latency_s), max(jitter_s, link.jitter_s or 0.0)
         return LinkRate(gbps, latency_s, jitter_s=jitter_s)
 
-    @cached_property
-    def sharing(self) -> int:
-        """Pipelines that share the narrowest link between two stages: those of a host its NIC; of all hosts what joins
-        two clusters, where that is narrower than their NICs together."""
-        if self.machines.pipeline is None:
-            return 1
-        nic_gbps = self.machines.pipeline.rate.gbps
-        hosts = min(self._hosts(cluster) for cluster in self.clusters)
-        share = self.pipeline_rate().gbps
-        ranks = min(place.ranks_per_host for place in self.places)
-        return max(int(min(nic_gbps / share, hosts) * ranks) // self.choice.tensor, 1)
-
     def _hosts(self, cluster: ClusterMachines) -> int:
         return max(self.choice.tensor * self.choice.data // cluster.ranks_per_host, 1)
 

@@ -43,7 +43,6 @@ def describe(machines: Machines, candidate: Candidate) -> str:
     """A candidate in one line."""
     exposed = ", ".join(f"{kind} {time_s:.3g} s" for kind, time_s in candidate.exposed_s.items() if time_s > 0)
     warmup = "" if candidate.warmup is None else f", forwards first {list(candidate.warmup)}"
-    warmup += "" if candidate.turns is None else f", {candidate.turns} pipelines in turns between clusters"
     order = f", clusters {order_text(machines, candidate.choice.order)}" if len(machines.clusters) > 1 else ""
     counts = sorted(set(candidate.layers_per_stage))
     layers = f"{counts[0]} layers a stage" if len(counts) == 1 else f"layers {list(candidate.layers_per_stage)}"

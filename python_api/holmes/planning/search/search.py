@@ -11,7 +11,7 @@ from holmes.cluster.topology import Topology
 from holmes.planning.model.gpt import Transformer
 from holmes.planning.partition import best_partition
 from holmes.planning.plan.plan import Plan, plan_for
-from holmes.planning.search.candidate import Candidate, evaluate, in_turns
+from holmes.planning.search.candidate import Candidate, evaluate
 from holmes.planning.search.estimate import Estimate, estimate
 from holmes.planning.search.layout import Layout
 from holmes.planning.search.machines import Assumptions, Machines, machines_of
@@ -72,7 +72,7 @@ class SearchResult:
             cluster_order=[self.machines.clusters[i].name for i in choice.order],
             reasons=self.reasons(),
         )
-        return replace(plan, recomputation=choice.recomputation, warmup=chosen.warmup, turns=chosen.turns)
+        return replace(plan, recomputation=choice.recomputation, warmup=chosen.warmup)
 
 
 def search(
@@ -141,9 +141,6 @@ def search(
     candidates = simulations.candidates
     if not candidates:
         raise _memory_error(Layout.of(machines, model, (nearest or ranked)[0][1], global_batch), tried)
-    best = candidates[0]
-    if not wanted.trainer:
-        candidates[0] = in_turns(Layout.of(machines, model, best.choice, global_batch), best)
     return SearchResult(
         topology=topology,
         machines=machines,

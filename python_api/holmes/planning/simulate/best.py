@@ -22,6 +22,9 @@ from holmes_comm.errors import UsageError
 #: How much longer than the shortest step one with fewer micro-batches in flight may be, or one of a simpler schedule:
 #: a simulation is not better than that.
 SAME = 0.01
+#: What turns have to gain: messages that a link's queue takes go one after the other by themselves, which the simulation
+#: of pipelines in lock-step does not know.
+_TURNS_GAIN = 0.1
 _SHARES = (1.0, 0.5, 1.5, 0.75, 1.25, 2.0)  # of a boundary's round trip that its micro-batches in flight cover
 _OPERATIONS = 40_000  # simulated to find one warm-up: a second
 _SIMPLEST = ("1f1b", "gpipe", "interleaved", "zb-h1")
@@ -81,10 +84,10 @@ def best_schedule(
 
     `most`: micro-batches that each stage's memory holds (of all chunks together, in whole ones), one number for all
     stages or one for each; None: memory is no limit. `chunks`: of the interleaved schedule where the job has one; it is
-    left out where the layers or the micro-batches do not fill it. `sharing`: pipelines that share the narrowest link
-    between stages (None: those of a host share its NIC); where the best choice is shorter with these in turns, it has
-    them. Of choices within 1 % of each other the simpler one
-    comes first, and the one that holds fewer. Raises ValueError where no schedule fits into memory.
+    left out where the layers or the micro-batches do not fill it. `sharing`: so many pipelines share the narrowest link
+    between stages; where the best choice is a tenth shorter with these in turns, it has them (None: that is not looked
+    for: steps gained less than simulated, docs/wan-measurements.md). Of choices within 1 % of each other the simpler
+    one comes first, and the one that holds fewer. Raises ValueError where no schedule fits into memory.
     """
     limits = _limits(most, len(job.places), job.micro_batches)
     counts = {replica.micro_batches for replica in job.replicas}
@@ -109,26 +112,24 @@ def best_schedule(
             f"{list(job.layers_per_stage)} with most={list(limits)} in flight; 1f1b and zb-h1 fit any of these"
         )
     best, *others = ranked(found)
-    if len(counts) > 1:  # of pipelines that are alike the turns are simulated
+    if sharing is None or len(counts) > 1:  # of pipelines that are alike the turns are simulated
         return (best, *others)
-    if sharing is None:
-        sharing = min(place.ranks_per_host for place in job.places) // job.tensor
     step = replace(steps[best.schedule], warmup=best.warmup, group=best.group)
-    return (with_turns(step, best, sharing), *others)
+    return (_in_turns(step, best, sharing), *others)
 
 
-def with_turns(step: Step, choice: ScheduleChoice, sharing: int) -> ScheduleChoice:
+def _in_turns(step: Step, choice: ScheduleChoice, sharing: int) -> ScheduleChoice:
     """The choice of this step, with so many of the pipelines that share links in turns as is shortest; as it is where
-    that is not shorter by more than the simulation is right. Of pipelines that share nothing the step is the same."""
-    if len(step.stages) < 2 or choice.turns is not None:
+    that is not a tenth shorter. Of pipelines that share nothing the step is the same."""
+    if len(step.stages) < 2:
         return choice
-    best = choice
-    for turns in (2, 4):
-        if turns <= sharing:
-            result = simulate(replace(step, turns=turns))
-            if result.step_s < best.step_s * (1 - SAME):
-                best = replace(choice, result=result, turns=turns)
-    return best
+    found = [
+        replace(choice, result=simulate(replace(step, turns=turns)), turns=turns)
+        for turns in (2, 4)
+        if turns <= sharing
+    ]
+    best = min(found, key=lambda one: one.step_s, default=choice)
+    return best if best.step_s < choice.step_s * (1 - _TURNS_GAIN) else choice
 
 
 def ranked(found: Sequence[ScheduleChoice]) -> tuple[ScheduleChoice, ...]:
@@ -264,11 +265,6 @@ def _held(step: Step) -> tuple[int, ...]:
 
 def _fits(held: Sequence[int], limits: Sequence[int]) -> bool:
     return all(count <= limit for count, limit in zip(held, limits, strict=True))
-
-
-def choice_of(step: Step) -> ScheduleChoice:
-    """The step as it is."""
-    return _choice(step, simulate(step))
 
 
 def _choice(step: Step, result: Result) -> ScheduleChoice:

@@ -69,7 +69,9 @@ def simulate(
     ] = None,
     sharing: Annotated[
         int | None,
-        typer.Option(min=1, help="With --schedule best: pipelines that share the narrowest link (default: a host's)."),
+        typer.Option(
+            min=1, help="With --schedule best: pipelines that share the narrowest link, and may take turns on it."
+        ),
     ] = None,
     most: Annotated[
         str | None,
