@@ -22,8 +22,8 @@ from holmes_comm.errors import UsageError
 #: How much longer than the shortest step one with fewer micro-batches in flight may be, or one of a simpler schedule:
 #: a simulation is not better than that.
 SAME = 0.01
-#: What turns have to gain: messages that a link's queue takes go one after the other by themselves, which the simulation
-#: of pipelines in lock-step does not know.
+#: What turns have to gain: messages that a link's queue takes go one after the other by themselves, which pipelines
+#: that are simulated in lock-step do not.
 _TURNS_GAIN = 0.1
 _SHARES = (1.0, 0.5, 1.5, 0.75, 1.25, 2.0)  # of a boundary's round trip that its micro-batches in flight cover
 _OPERATIONS = 40_000  # simulated to find one warm-up: a second
