@@ -466,10 +466,14 @@ void check_many_made() {
   constexpr int count = 1000;
 #endif
   const auto descriptors = [] {
-    const std::filesystem::directory_iterator all("/proc/self/fd");
-    return std::distance(begin(all), end(all));
+    std::vector<std::string> found;
+    for (const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      found.push_back(one.path().filename().string() + " " + std::filesystem::read_symlink(one.path(), gone).string());
+    }
+    return found;
   };
-  std::vector<std::ptrdiff_t> held;
+  std::vector<std::vector<std::string>> held;
   for (int i = 0; i < count; ++i) {
     run_communicators(2, Transport::rdma, [&](Communicator& comm) {
       Bytes data(i % 10 == 0 ? 1 << 19 : 100, 1);
@@ -479,7 +483,10 @@ void check_many_made() {
     if (i % (count / 5) == 0) held.push_back(descriptors());
   }
   check_nothing_left();
-  CHECK(held.back() == held[1]);
+  if (held.back().size() != held[1].size())
+    for (const auto* const some : {&held[1], &held.back()})
+      for (const std::string& one : *some) std::printf("%s: %s\n", some == &held[1] ? "before" : "after", one.c_str());
+  CHECK(held.back().size() == held[1].size());
 }
 
 // Ordinary memory: registered by its first two messages each, and then kept, until it is unmapped.

@@ -36,7 +36,7 @@ std::vector<std::string> fuzz::seeds() {
         connection.send_probe({2, WholeQuestion{7, 3, WholeProgress::longest_lease}});
       }),
       sent([](ControlConnection& connection) { connection.send_probe_reply({77, 1, "eth0", 2, {8, 7, true}}); }),
-      sent([](ControlConnection& connection) { connection.send_turn({3, 0, Uplink::lease}); }),
+      sent([](ControlConnection& connection) { connection.send_turn({{3, 15}, 0, Uplink::lease}); }),
       sent([&](ControlConnection& connection) { connection.send_abort(failure); })};
   std::string together;
   for (auto& one : all) together += one, one.insert(0, 1, '\x40');
