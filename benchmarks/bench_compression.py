@@ -18,6 +18,7 @@ from typing import Any
 
 from rank_jobs import parse_or_work, results_of, tell_result
 from result_files import write_results
+from two_clusters import spec_of_clusters
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -78,15 +79,10 @@ def work(job: dict[str, Any]) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """The job on the testbed."""
     from holmes.lab.testbed import Testbed
-    from holmes.lab.testbed.spec import parse_spec
 
     uplink = {"rate_gbps": arguments.rate_mbps / 1e3, "delay_ms": arguments.round_trip_ms / 2}
-    document = {
-        "networks": {"eth": {"class": "ethernet", "rate_gbps": 1, "uplink": uplink}},
-        "clusters": {name: {"nodes": 2, "nics": [{"name": "eth0", "network": "eth"}]} for name in "ab"},
-    }
     job = {name: getattr(arguments, name) for name in ("steps", "turn", "layers", "width", "variants")}
-    with Testbed(parse_spec("compression", document)).session() as session:
+    with Testbed(spec_of_clusters("compression", 2, uplink)).session() as session:
         outcome = session.launch([sys.executable, __file__, "--rank", json.dumps(job)]).wait(3000.0)
     return results_of(outcome)[0]
 

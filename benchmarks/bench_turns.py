@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from rank_jobs import parse_or_work, results_of, tell_result
+from two_clusters import begin_together, last_after, spec_of_clusters
 
 from holmes.planning.simulate import Boundary, Route, Stage, Step, operations, simulate
 
@@ -53,18 +54,8 @@ class Rank:
         self.arrived = [np.zeros_like(self.out) for _ in range(job["micro_batches"])]
 
     def begin(self) -> float:
-        """A moment that is the same on all ranks, which share a clock. Collective."""
-        moment_s = np.array([time.monotonic()])
-        self.world.all_reduce(moment_s, "max")
-        begin_s = float(moment_s[0]) + self.job["round_trip_s"] + 0.01
-        time.sleep(max(0.0, begin_s - time.monotonic()))
-        return begin_s
-
-    def since(self, begin_s: float) -> float:
-        """Seconds until the last rank is here. Collective."""
-        end_s = np.array([time.monotonic()])
-        self.world.all_reduce(end_s, "max")
-        return float(end_s[0]) - begin_s
+        """The moment at which all ranks begin. Collective."""
+        return begin_together(self.world, self.job["round_trip_s"] + 0.01)
 
     def alone(self, count: int) -> float:
         """Seconds of so many messages of the first pipeline. Collective."""
@@ -76,7 +67,7 @@ class Rank:
                     pair.send(self.out, 1)
                 else:
                     pair.recv(self.arrived[0], 0)
-        return self.since(begin_s)
+        return last_after(self.world, begin_s)
 
     def step(self, name: str) -> float:
         """Seconds of a step. Collective."""
@@ -93,7 +84,7 @@ class Rank:
                 sent.append(pair.send(self.out, peer, async_op=True))
         for work in sent:
             work.wait()
-        return self.since(begin_s)
+        return last_after(self.world, begin_s)
 
 
 def work(job: dict[str, Any]) -> None:
@@ -113,23 +104,14 @@ def work(job: dict[str, Any]) -> None:
 def run(arguments: argparse.Namespace, round_trip_ms: float) -> dict[str, float]:
     """On the testbed; medians in seconds."""
     from holmes.lab.testbed import Testbed
-    from holmes.lab.testbed.spec import parse_spec
 
     uplink = {"rate_gbps": arguments.rate_gbps, "delay_ms": round_trip_ms / 2}
-    nics = [{"name": "eth0", "network": "eth"}]
-    spec = parse_spec(
-        "turns",
-        {
-            "networks": {"eth": {"class": "ethernet", "rate_gbps": 1, "uplink": uplink}},
-            "clusters": {name: {"nodes": arguments.pipelines, "nics": nics} for name in "ab"},
-        },
-    )
     job = {
         "message_bytes": int(arguments.message_mib * 2**20) // 8 * 8, "micro_batches": arguments.micro_batches,
         "forward_s": arguments.forward_ms / 1e3, "backward_s": 2 * arguments.forward_ms / 1e3,
         "schedule": arguments.schedule, "steps": arguments.steps, "round_trip_s": round_trip_ms / 1e3,
     }  # fmt: skip
-    with Testbed(spec).session() as session:
+    with Testbed(spec_of_clusters("turns", arguments.pipelines, uplink)).session() as session:
         outcome = session.launch([sys.executable, __file__, "--rank", json.dumps(job)]).wait(600.0)
     (found,) = results_of(outcome)
     return {name: statistics.median(seconds) for name, seconds in found.items()}

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from rank_jobs import parse_or_work, results_of, tell_result
 from result_files import write_results
+from two_clusters import spec_of_clusters
 
 MIB = 2**20
 NODES = 4
@@ -124,24 +125,15 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """On the testbed; returns times and rates by phase."""
     from holmes.lab.testbed import Testbed
     from holmes.lab.testbed.check import slowness, too_slow
-    from holmes.lab.testbed.spec import parse_spec
 
     uplink: dict[str, Any] = {"rate_gbps": arguments.rate_gbps, "queue_ms": arguments.queue_ms}
     if arguments.round_trip_ms:
         uplink["delay_ms"] = arguments.round_trip_ms / 2
-    nics = [{"name": "eth0", "network": "eth"}]
-    spec = parse_spec(
-        "shared-uplink",
-        {
-            "networks": {"eth": {"class": "ethernet", "rate_gbps": 1, "uplink": uplink}},
-            "clusters": {name: {"nodes": NODES, "nics": nics} for name in "ab"},
-        },
-    )
     job = {
         "reduce_bytes": int(arguments.reduce_mib * MIB), "message_bytes": MIB, "messages": arguments.messages,
         "interval_s": arguments.interval_s, "rounds": arguments.rounds,
     }  # fmt: skip
-    with Testbed(spec).session() as session:
+    with Testbed(spec_of_clusters("shared-uplink", NODES, uplink)).session() as session:
         before = session.line_counters()
         outcome = session.launch([sys.executable, __file__, "--rank", json.dumps(job)]).wait(1500.0)
         late = too_slow(*slowness(before, session.line_counters()))

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from rank_jobs import parse_or_work, results_of, tell_result
 from result_files import write_results
+from two_clusters import begin_together, last_after, spec_of_clusters
 
 MIB = 2**20
 STREAMS = (1, 2, 4, 8, 16)
@@ -68,15 +69,9 @@ class Bench:
     def timed(self, run: Any, pause_s: float = 0.0) -> float:
         """Seconds from when all ranks begin, at one moment of the clock that they share, to when the last one is done.
         Collective."""
-        moment_s = np.array([time.monotonic()])
-        self.comm.all_reduce(moment_s, "max")
-        # A barrier lets ranks go half a round trip after each other.
-        begin_s = float(moment_s[0]) + max(pause_s, self.job["round_trip_s"] + 0.01)
-        time.sleep(max(0.0, begin_s - time.monotonic()))
+        begin_s = begin_together(self.comm, max(pause_s, self.job["round_trip_s"] + 0.01))
         run()
-        end_s = np.array([time.monotonic()])
-        self.comm.all_reduce(end_s, "max")
-        return float(end_s[0]) - begin_s
+        return last_after(self.comm, begin_s)
 
     def message(self, data: np.ndarray) -> None:
         """From rank 0 to rank 2."""
@@ -160,22 +155,13 @@ def work(job: dict[str, Any]) -> None:
 
 def spec_of(rate_gbps: float, round_trip_ms: float, loss_percent: float, congestion: str | None) -> Any:
     """The testbed: delay and loss are of the uplinks, half of the round trip each way."""
-    from holmes.lab.testbed.spec import parse_spec
-
     queue_bytes = max(int(rate_gbps * 1e9 / 8 * max(round_trip_ms, 10) / 1e3), 200_000)  # a round trip's worth
     uplink = {"rate_gbps": rate_gbps, "queue_bytes": queue_bytes}
     if round_trip_ms:
         uplink |= {"delay_ms": round_trip_ms / 2}
     if loss_percent:
         uplink |= {"loss_percent": loss_percent}
-    nics = [{"name": "eth0", "network": "eth"}]
-    document: dict[str, Any] = {
-        "networks": {"eth": {"class": "ethernet", "rate_gbps": INSIDE * rate_gbps, "uplink": uplink}},
-        "clusters": {name: {"nodes": 2, "nics": nics} for name in "ab"},
-    }
-    if congestion:
-        document["congestion_control"] = congestion
-    return parse_spec("wan", document)
+    return spec_of_clusters("wan", 2, uplink, rate_gbps=INSIDE * rate_gbps, congestion=congestion)
 
 
 def run_cell(arguments: argparse.Namespace, round_trip_ms: float, loss_percent: float) -> dict[str, Any]:

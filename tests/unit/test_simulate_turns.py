@@ -9,6 +9,7 @@ from topologies import topology_of
 
 import holmes
 from holmes import files
+from holmes.planning.schedule import MOST_TURNS
 from holmes.planning.simulate import (
     Boundary,
     Framework,
@@ -25,6 +26,7 @@ from holmes.planning.simulate import (
     make_step,
     simulate,
 )
+from holmes_comm import GroupOptions
 from holmes_comm.errors import UsageError
 
 MODEL = Transformer(8, 512, 8, 128, 1000)
@@ -133,6 +135,12 @@ def test_all_groups_of_a_pipeline_have_its_turn() -> None:
 def test_no_such_turns(turns) -> None:
     with pytest.raises(UsageError, match=r"turns=.* must be a whole number from 2 to 4, of the pipelines"):
         _plan(turns=turns)
+
+
+def test_a_group_can_be_told_as_many_turns_as_a_plan() -> None:
+    assert GroupOptions(priority=3, turn=MOST_TURNS - 1).turn == MOST_TURNS - 1
+    with pytest.raises(UsageError, match=f"turn={MOST_TURNS} is not possible"):
+        GroupOptions(priority=3, turn=MOST_TURNS)
 
 
 def test_turns_without_stages_or_of_one_pipeline() -> None:
