@@ -94,6 +94,8 @@ bool Collective::advance() {
   bool moved = false;
   // Each rank starts with another peer, so that not all send to the same one.
   for (int step = 1; step < group_.size; ++step) moved |= send_to((group_.rank + step) % group_.size);
+  const ComputeTurn turn = compute_turn();
+  if (turn == ComputeTurn::first) moved |= compute();
   for (int step = 1; step < group_.size; ++step) {
     const int peer = (group_.rank + group_.size - step) % group_.size;
     if (!recv_from(peer)) continue;
@@ -102,7 +104,7 @@ bool Collective::advance() {
   }
   if (copies_.awaits_arrivals() && all_headers_received())
     copies_.all_arrived(group_, [this](int peer) -> const CopyVote::Ballot& { return flows_[peer].in.ballot; });
-  moved |= compute();
+  if (turn == ComputeTurn::after_receiving || !moved) moved |= compute();
   if (pace_.is_kept() && moved) update_pace();
   return moved;
 }

@@ -121,6 +121,9 @@ protected:
   virtual iovec next_recv(int peer, std::size_t done_bytes) = 0;
   // Local work between the transfers. Returns whether anything was done.
   virtual bool compute() { return false; }
+  // When that has its turn in a round.
+  enum class ComputeTurn { first, after_receiving, when_idle };
+  virtual ComputeTurn compute_turn() const { return ComputeTurn::after_receiving; }
   // Whether local work is finished too.
   virtual bool is_computed() const { return true; }
   // Bytes of the operation, as all ranks know them alike; 0: they do not. Then channels decide how pieces are copied,

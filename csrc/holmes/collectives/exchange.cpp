@@ -11,12 +11,11 @@ Exchange::Exchange(Group& group, Signature signature, std::shared_ptr<Work> work
                    std::vector<Buffer> sends, std::vector<Buffer> recvs)
     : Collective(group, signature, std::move(work), deadline), sends_(std::move(sends)), recvs_(std::move(recvs)) {}
 
-// Others' parts may differ, but for these. (Of an all_to_all, too. But where it is much, one that goes one way on one
-// rank and another way on the next takes longer than either, and ranks that receive about as much decide alike.)
+// Others' parts may differ, but for these. (Of an all_to_all, too. But one that goes one way on one rank and another
+// way on the next takes longer than either, and ranks that receive about as much decide alike.)
 std::size_t Exchange::agreed_bytes() const {
-  if (signature_.op == OpCode::all_gather || signature_.op == OpCode::split) return total_bytes(recvs_);
-  constexpr std::size_t min_all_to_all_bytes = 8 * 1024 * 1024;
-  if (signature_.op == OpCode::all_to_all && total_bytes(recvs_) >= min_all_to_all_bytes) return total_bytes(recvs_);
+  if (signature_.op == OpCode::all_gather || signature_.op == OpCode::split || signature_.op == OpCode::all_to_all)
+    return total_bytes(recvs_);
   if (signature_.op == OpCode::broadcast) return signature_.count * size_bytes(signature_.dtype);
   return 0;
 }
@@ -40,12 +39,22 @@ iovec Exchange::next_recv(int peer, std::size_t done_bytes) {
   return {recvs_[peer].begin() + done_bytes, recvs_[peer].bytes() - done_bytes};
 }
 
+// What this rank keeps is copied while nothing comes. But of two ranks that share memory one copies it first and the
+// other one last, so that one reads from memory what the other reads at about the same time. (2 ranks, all_gather of 1
+// and 16 MiB: 1.03 to 1.1 times as fast.)
+Exchange::ComputeTurn Exchange::compute_turn() const {
+  constexpr std::size_t least_bytes = 64 * 1024;
+  if (recvs_[group_.rank].bytes() < least_bytes) return ComputeTurn::after_receiving;
+  return group_.all_shared_memory && group_.rank % 2 == 1 ? ComputeTurn::first : ComputeTurn::when_idle;
+}
+
 bool Exchange::compute() {
   if (copied_) return false;
   copied_ = true;
   const Buffer& from = sends_[group_.rank];
   const Buffer& to = recvs_[group_.rank];
-  if (to.bytes() && from.data != to.data) copy_stream(to.data, from.data, to.bytes(), to.bytes() >= cache_bypass_bytes);
+  const bool bypasses_cache = total_bytes(recvs_) >= cache_bypass_bytes;
+  if (to.bytes() && from.data != to.data) copy_stream(to.data, from.data, to.bytes(), bypasses_cache);
   return true;
 }
 

@@ -22,6 +22,7 @@ protected:
   std::size_t recv_total_bytes(int peer) const override { return recvs_[peer].bytes(); }
   iovec next_send(int peer, std::size_t done_bytes) override;
   iovec next_recv(int peer, std::size_t done_bytes) override;
+  ComputeTurn compute_turn() const override;
   bool compute() override;
   bool is_computed() const override { return copied_; }
   bool append_touched(Touched& touched) const override;
@@ -43,6 +44,7 @@ public:
 
 protected:
   std::size_t agreed_bytes() const override { return 0; }
+  ComputeTurn compute_turn() const override { return ComputeTurn::after_receiving; }
   bool compute() override;
   bool is_computed() const override { return reduced_; }
   bool append_touched(Touched& touched) const override;
