@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <span>
+#include <thread>
+#include <utility>
 
 #include "check.hpp"
 #include "holmes/core/descriptors.hpp"
@@ -21,12 +24,13 @@ constexpr std::size_t ring_bytes = 128 * 1024;
 constexpr std::size_t large_bytes = 600 * 1024;  // does not fit the ring
 
 struct Pair {
-  explicit Pair(CmaUse cma, CmaUse receiver_cma, std::size_t of_ring = ring_bytes) {
+  explicit Pair(CmaUse cma, CmaUse receiver_cma, std::size_t of_ring = ring_bytes, Duration patience = {}) {
     const ShmSegment::RingBytes bytes{of_ring, ring_bytes / 2};
     const UniqueFd fd(::memfd_create("test", MFD_CLOEXEC));
     CHECK(::ftruncate(fd.get(), static_cast<off_t>(ShmSegment::segment_bytes(bytes))) == 0);
     segment = std::make_shared<ShmSegment>(fd.get(), bytes);
-    sender = std::make_unique<ShmChannel>(1, segment, 0, 1, [this] { ++doorbells; }, cma, ConnectionInfo{});
+    sender = std::make_unique<ShmChannel>(
+        1, segment, 0, 1, [this] { ++doorbells; }, cma, ConnectionInfo{}, nullptr, patience);
     receiver = std::make_unique<ShmChannel>(0, segment, 1, 0, [this] { ++doorbells; }, receiver_cma, ConnectionInfo{});
   }
   explicit Pair(CmaUse cma) : Pair(cma, cma) {}
@@ -153,6 +157,101 @@ void check_withdrawal() {
     received += pair.receiver->try_recv(into);
   }
   CHECK(arrived == source);
+}
+
+// But not at once: the receiver may be about to come.
+void check_patience() {
+  constexpr Duration patience = std::chrono::milliseconds(20);
+  Pair pair(CmaUse::always, CmaUse::always, ring_bytes, patience);
+  auto source = pattern(2 * ring_bytes, 4);
+  std::vector<std::byte> arrived(2 * ring_bytes);
+  CHECK(!pair.sender->next_look());
+  const iovec all[] = {piece(source, 0, source.size())};
+  const auto before = Clock::now();
+  CHECK(pair.sender->try_send(all) == 0);
+  const auto at = pair.sender->next_look();
+  CHECK(at && *at >= before + patience && *at <= Clock::now() + patience);
+  CHECK(would_sleep(*pair.sender, false, true) || Clock::now() >= *at);
+  std::this_thread::sleep_until(*at);
+  CHECK(!would_sleep(*pair.sender, false, true));
+  CHECK(pair.sender->try_send(all) > 0);
+  // Who has come is waited for, however slow.
+  Pair begun(CmaUse::always, CmaUse::always);
+  CHECK(begun.sender->try_send(all) == 0);
+  const iovec part[] = {piece(arrived, 0, ring_bytes)};
+  CHECK(begun.receiver->try_recv(part) == ring_bytes);
+  CHECK(!begun.sender->next_look());
+  CHECK(would_sleep(*begun.sender, false, true));
+}
+
+// What lies between large pieces, as headers of messages do, comes without a system call, and apart from them.
+void check_copied_pieces() {
+  Pair pair(CmaUse::always);
+  constexpr std::size_t header_bytes = CmaRegion::max_copied_bytes;
+  auto source = pattern(3 * (header_bytes + large_bytes), 10);
+  std::vector<std::byte> arrived(source.size());
+  std::vector<iovec> out;
+  for (std::size_t at = 0; at < source.size(); at += out.back().iov_len)
+    out.push_back(piece(source, at, out.size() % 2 == 0 ? header_bytes : large_bytes));
+  CHECK(pair.sender->try_send(out) == header_bytes);
+  std::size_t received = 0;
+  const auto take = [&](std::size_t bytes) {
+    const iovec into[] = {piece(arrived, received, bytes), piece(arrived, received + bytes, header_bytes)};
+    const std::size_t came = pair.receiver->try_recv(std::span(into).first(bytes < large_bytes ? 2 : 1));
+    received += came;
+    return came;
+  };
+  CHECK(take(header_bytes) == header_bytes);
+  CHECK(take(large_bytes) == large_bytes);
+  CmaRegion& region = pair.segment->ring(0).cma;
+  region.token ^= 1;  // a call would find another process
+  CHECK(take(header_bytes / 4) == header_bytes / 4 + header_bytes * 3 / 4);
+  region.token ^= 1;
+  CHECK(take(large_bytes) == large_bytes);
+  CHECK(take(header_bytes) == header_bytes);
+  CHECK(take(large_bytes) == large_bytes);
+  CHECK(arrived == source);
+}
+
+// More small pieces than a region has room for, of all lengths up to what it copies.
+void check_small_pieces() {
+  Pair pair(CmaUse::always);
+  std::mt19937 random(11);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::size_t> lengths{min_cma_bytes};
+    while (lengths.size() + 1 < max_pieces) lengths.push_back(1 + random() % (2 * CmaRegion::max_copied_bytes));
+    lengths.push_back(min_cma_bytes);
+    auto source = pattern(std::accumulate(lengths.begin(), lengths.end(), std::size_t{0}), 12);
+    std::vector<std::byte> arrived(source.size());
+    std::vector<iovec> out;
+    std::size_t at = 0;
+    for (const std::size_t length : lengths) out.push_back(piece(source, std::exchange(at, at + length), length));
+    CHECK(pair.sender->try_send(out) == 0);
+    for (std::size_t received = 0, calls = 0; received < source.size() && calls < 1000; ++calls) {
+      const std::size_t bytes = std::min<std::size_t>(1 + random() % (min_cma_bytes / 2), source.size() - received);
+      const iovec into[] = {piece(arrived, received, bytes)};
+      received += pair.receiver->try_recv(into);
+    }
+    CHECK(arrived == source);
+    CHECK(pair.sender->try_send(out) == source.size());
+  }
+}
+
+// What lies outside of what a region has room for is not read.
+void check_corrupt_piece() {
+  Pair pair(CmaUse::always);
+  auto source = pattern(2 * large_bytes, 13);
+  std::vector<std::byte> arrived(source.size());
+  const iovec out[] = {piece(source, 0, large_bytes), piece(source, large_bytes, 10),
+                       piece(source, large_bytes + 10, large_bytes - 10)};
+  CHECK(pair.sender->try_send(out) == 0);
+  CmaRegion& region = pair.segment->ring(0).cma;
+  region.pieces[1].base = std::uint64_t{0} - large_bytes + region.copies.size();
+  const iovec first[] = {piece(arrived, 0, large_bytes)};
+  CHECK(pair.receiver->try_recv(first) == large_bytes);
+  const iovec second[] = {piece(arrived, large_bytes, 10)};
+  CHECK(pair.receiver->try_recv(second) == 0);
+  CHECK((region.state.load() & 3) == CmaRegion::refused);
 }
 
 // Who sleeps is woken: the receiver by a region, the sender by its end.
@@ -400,6 +499,10 @@ int main() {
   check_held_abort();
   check_completion();
   check_withdrawal();
+  check_patience();
+  check_copied_pieces();
+  check_small_pieces();
+  check_corrupt_piece();
   check_doorbells();
   check_refusal(/*other_process=*/false);
   check_refusal(/*other_process=*/true);

@@ -182,6 +182,50 @@ void check_calls() {
   CHECK(share > 0.9 && share < 1);
 }
 
+// Of a size that was never sent, what is known of the next smaller one holds.
+void check_new_size() {
+  CallTuning tuning;
+  share_of_cma(tuning, mib, {1e-4, 2e-4}, 300);
+  share_of_cma(tuning, 16 * mib, {3e-3, 2e-3}, 300);
+  CHECK(tuning.way(64 * mib) == CopyWay::cma && tuning.way(4 * mib) == CopyWay::ring);
+  CHECK(share_of_cma(tuning, 64 * mib, {13e-3, 9e-3}, 4) == 1);
+  Votes votes;
+  share_of_cma({2e-3, 1e-3}, all_measure, 300, votes);
+  CHECK(votes[0].way(operation, 4 * bytes, CopyVote::ordinary) == CopyWay::cma);
+  CHECK(votes[0].way(operation, bytes / 4, CopyVote::ordinary) == CopyWay::ring);
+  CHECK(votes[0].way(operation + 1, 4 * bytes, CopyVote::ordinary) == CopyWay::ring);
+  CHECK(votes[0].way(operation, 4 * bytes, CopyVote::shared) != CopyWay::cma);
+}
+
+// The longer nothing changes, the less is spent on trials.
+void check_few_trials() {
+  CallTuning tuning;
+  CHECK(share_of_cma(tuning, mib, {1e-4, 2e-4}, 64) > 0.04);
+  share_of_cma(tuning, mib, {1e-4, 2e-4}, 192);
+  const double share = share_of_cma(tuning, mib, {1e-4, 2e-4}, 2560);
+  CHECK(share > 0.01 && share < 0.02);
+}
+
+// Where ranks share processors, by what this rank waits for meanwhile.
+void check_shared_processors() {
+  static std::array<std::byte, 8 * mib> message;
+  const auto messages = std::make_shared<MessageBytes>();
+  messages->ring_calls = {4 * mib, mib / 2};
+  ChannelTuning tuning(CmaUse::measured, messages);
+  const auto goes_by_cma = [&](std::size_t call_bytes, bool receives) {
+    tuning.set_receives_meanwhile(receives);
+    const iovec whole{message.data(), call_bytes};
+    tuning.offer({&whole, 1});
+    const bool uses_cma = tuning.uses_cma(call_bytes);
+    if (tuning.sent({&whole, 1}, call_bytes)) tuning.end_call(0);
+    return uses_cma;
+  };
+  for (int round = 0; round < 3; ++round) {
+    CHECK(!goes_by_cma(4 * mib, false) && goes_by_cma(8 * mib, false));
+    CHECK(!goes_by_cma(mib / 2, true) && goes_by_cma(mib, true) && goes_by_cma(4 * mib, true));
+  }
+}
+
 // From what is interrupted, such as a region that nobody came for, nothing is learned; least of all that it is fast.
 void check_spoiled_calls() {
   CallTuning all_spoiled, some_spoiled;
@@ -288,6 +332,9 @@ void check_cost() {
 
 int main() {
   check_calls();
+  check_new_size();
+  check_few_trials();
+  check_shared_processors();
   check_spoiled_calls();
   check_slow_begin();
   check_kept();

@@ -276,6 +276,7 @@ std::optional<Clock::time_point> Engine::next_wake(Clock::time_point now) const 
     const auto at = channel->next_maintenance(now);
     if (at && (!next || *at < *next)) next = at;
   }
+  for (const Channel* channel : waited_) next = earliest({next, channel->next_look()});
   return next;
 }
 

@@ -14,6 +14,8 @@ namespace {
 constexpr std::uint32_t message_magic = 0x484c4d32;  // "HLM2"
 // Copying so much costs less than a system call.
 constexpr std::size_t read_ahead_bytes = 8 * 1024;
+// What is sent is looked after before another message is read: its receiver may be through with what it was shown.
+constexpr std::size_t long_message_bytes = 128 * 1024;
 
 }  // namespace
 
@@ -140,8 +142,9 @@ Channel::ShortView P2pEngine::view(int peer) const {
 bool P2pEngine::advance() {
   if (pending_ == 0) return false;
   bool moved = false;
+  // First what others wait for: what comes may take this rank a while.
+  for (const int peer : active_) moved |= send_to(peer);
   for (const int peer : active_) {
-    moved |= send_to(peer);
     moved |= recv_or_end(peer);
     moved |= land(peer);
   }
@@ -151,6 +154,7 @@ bool P2pEngine::advance() {
 
 bool P2pEngine::send_to(int peer) {
   auto& sends = peers_[peer].sends;
+  if (!sends.empty()) channels_[peer]->set_receives_meanwhile(receives_any());
   bool moved = false;
   while (!sends.empty()) {
     fill_sends(peers_[peer]);
@@ -173,6 +177,11 @@ bool P2pEngine::send_to(int peer) {
     if (!went(peer, bytes)) return moved;
   }
   return moved;
+}
+
+bool P2pEngine::receives_any() const {
+  const auto receives = [this](int peer) { return peers_[peer].is_arriving() || !peers_[peer].only_watches(); };
+  return !any_receives_.empty() || std::ranges::any_of(active_, receives);
 }
 
 // What is to be sent next, several messages where they are short enough to be listed: their receiver gets them with one
@@ -322,8 +331,10 @@ bool P2pEngine::recv_from(int peer) {
         return moved;
       }
     }
+    const bool was_long = state.payload_bytes >= long_message_bytes;
     ++state.arrived_messages;
     end_message(peer);
+    if (was_long) return moved;
   }
   return moved;
 }

@@ -163,6 +163,8 @@ private:
 
   void activate(int peer);
   bool send_to(int peer);
+  // Whether a message is waited for that is not here yet.
+  bool receives_any() const;
   Outgoing collect(int peer);
   bool went(int peer, std::size_t bytes);
   bool recv_from(int peer);

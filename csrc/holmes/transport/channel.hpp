@@ -104,6 +104,8 @@ public:
   // How pieces go from now on; absent: as the channel measures. `bypass_cache`: copies of what is read in place are
   // written past the cache.
   virtual void set_way(std::optional<CopyWay> /*way*/, bool /*bypass_cache*/) {}
+  // Whether this rank waits for messages, from anyone, while it sends what is next.
+  virtual void set_receives_meanwhile(bool /*receives*/) {}
   // Whether the peer could not read a shared buffer since this was asked last.
   virtual bool was_refused_in_place() { return false; }
 
@@ -140,6 +142,8 @@ public:
   // Before blocking: asks to be woken when the stream can be received from / sent to, through descriptors appended to
   // `fds`. Returns false where it is ready already (then do not block).
   virtual bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) = 0;
+  // When to wait no longer, though nothing is ready, but to prepare for it again; absent: never.
+  virtual std::optional<Clock::time_point> next_look() const { return std::nullopt; }
   // After blocking (or not): withdraws what prepare_wait asked for. `asked`: the same `fds`, as poll answered them, or
   // with nothing ready where it was not called; empty: they are not known.
   virtual void finish_wait(Clock::time_point /*now*/, std::span<const pollfd> /*asked*/) {}

@@ -5,6 +5,7 @@
 
 #include <sys/uio.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -20,13 +21,19 @@ struct CmaRegion {
   // How far the receiver is in the stream, times 4, plus one of the following. The sender opens and withdraws, the
   // receiver does the rest; `busy` keeps the sender from withdrawing.
   static constexpr std::uint64_t shut = 0, open = 1, busy = 2, refused = 3;
+  static constexpr unsigned what_bits = 2;
   alignas(64) std::atomic<std::uint64_t> state;
   // Written before it opens: where in the stream it ends, and the pieces of memory that it lies in, one after the
-  // other. The byte at `position` of the stream is at `base + position` in the sender, up to a piece's own end.
+  // other. The byte at `position` of the stream is at `base + position` in the sender, up to a piece's own end. What is
+  // as short as the header of a message is copied into the region itself, as far as there is room, and is at `base +
+  // position` of `copies`: a system call for it would take a fifth of that for the message (128 KiB).
   struct Piece {
     std::atomic<std::uint64_t> base;
     std::atomic<std::uint64_t> end;
+    std::atomic<bool> is_copied;
   };
+  static constexpr std::size_t max_copied_bytes = 64;
+  std::array<std::byte, max_pieces / 2 * max_copied_bytes> copies;
   std::atomic<std::uint64_t> end;
   Piece pieces[max_pieces];
   // Where the region is in a shared buffer, if it is to be read there; the byte at `position` at `offset + position` of
@@ -52,6 +59,10 @@ public:
   void open(std::uint64_t position, std::span<const iovec> pieces, std::size_t bytes, BufferPlace place = {});
   // Whether the region that was opened last is one in a shared buffer.
   bool is_in_place() const { return is_in_place_; }
+  // Whether the receiver has copied any of what is open.
+  bool is_begun() const {
+    return shared_.state.load(std::memory_order_relaxed) != (begin_ << CmaRegion::what_bits | CmaRegion::open);
+  }
   // How far the receiver is. Shuts the region where it is at the end, or cannot read (it refused: EPERM, another PID
   // namespace, memory of a device, no address space); the bytes behind the position then go another way.
   std::uint64_t position();
@@ -77,8 +88,9 @@ public:
   std::uint64_t state() const { return shared_.state.load(std::memory_order_seq_cst); }
   // Bytes that can be copied from `position` on.
   std::size_t available(std::uint64_t position) const;
-  // Copies up to `bytes` of them into `pieces`, in order, and returns how many: 0 where the region is withdrawn, or
-  // cannot be read (which the sender is told). The sender may not go on before `advance`.
+  // Copies up to `bytes` of them into `pieces`, in order, and returns how many, fewer where a copied piece begins or
+  // ends: 0 where the region is withdrawn, or cannot be read (which the sender is told). The sender may not go on
+  // before `advance`.
   std::size_t copy(std::uint64_t position, std::span<const iovec> pieces, std::size_t bytes);
   // Whether copies out of shared buffers are written past the cache from now on.
   void set_bypass(bool bypass_cache) { bypasses_cache_ = bypass_cache; }

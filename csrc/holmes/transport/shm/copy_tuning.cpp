@@ -5,6 +5,7 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -48,9 +49,10 @@ const void* end_of(std::span<const iovec> pieces, std::size_t bytes) {
 }
 
 // --- trials ---
-// Of so many calls, some go another way; more of the first ones, as little is known.
-constexpr unsigned calls_per_cycle = 128;
-constexpr unsigned calls_per_early_cycle = 64;
+// Of so many calls, some go another way; more of the first ones, as little is known: each cycle is as long as all
+// before it. (1 MiB both ways: trials in each 128 calls took 3 % of the time.)
+constexpr unsigned first_cycle_calls = 64;
+constexpr unsigned most_cycle_calls = 256;
 constexpr unsigned trial_begin = 4;
 constexpr unsigned calls_of_trial = 4;
 constexpr unsigned uncounted_calls = 1;
@@ -66,9 +68,11 @@ struct Trial {
   unsigned call;
 };
 std::optional<Trial> trial_of(unsigned calls) {
-  const unsigned length = calls < calls_per_cycle ? calls_per_early_cycle : calls_per_cycle;
-  const unsigned since = calls % length - trial_begin;  // large: before the first
-  const Trial trial{calls / length, since / (2 * calls_of_trial), since % (2 * calls_of_trial)};
+  const bool is_first = calls < first_cycle_calls;
+  const unsigned begin = is_first ? 0 : std::max(std::bit_floor(calls), calls - calls % most_cycle_calls);
+  const unsigned since = calls - begin - trial_begin;  // large: before the first
+  const unsigned cycle = is_first ? 0 : std::bit_width(calls / first_cycle_calls) + calls / most_cycle_calls;
+  const Trial trial{cycle, since / (2 * calls_of_trial), since % (2 * calls_of_trial)};
   if (trial.number + 1 >= copy_way_count || trial.call >= calls_of_trial) return std::nullopt;
   return trial;
 }
@@ -129,15 +133,21 @@ void WayCosts::ended(CopyWay way, std::optional<double> s_per_byte) {
   ++calls_;
 }
 
+// What is known of the next smaller size holds until more is.
+CopyWay CallTuning::first_way(std::size_t bytes) const {
+  const auto larger = sizes_.lower_bound(std::bit_width(bytes));
+  return larger == sizes_.begin() ? CopyWay::ring : std::prev(larger)->second.best;
+}
+
 CopyWay CallTuning::way(std::size_t bytes) const {
   const auto found = sizes_.find(std::bit_width(bytes));
-  if (found == sizes_.end()) return CopyWay::ring;
+  if (found == sizes_.end()) return first_way(bytes);
   return found->second.costs.next(found->second.best, {true, true, false});
 }
 
 void CallTuning::ended(std::size_t bytes, std::optional<double> seconds) {
   const CopyWay went = way(bytes);
-  Size& size = sizes_[std::bit_width(bytes)];
+  Size& size = sizes_.try_emplace(std::bit_width(bytes), first_way(bytes)).first->second;
   size.costs.ended(went, seconds ? std::optional(*seconds / static_cast<double>(bytes)) : std::nullopt);
   const CopyWay other = size.best == CopyWay::ring ? CopyWay::cma : CopyWay::ring;
   const double found = size.costs.s_per_byte(other);
@@ -161,8 +171,9 @@ bool ChannelTuning::is_one_way() const { return messages_ && came_meanwhile_ <= 
 // Two copies that no two processors make at once take longer than one, but who writes into a ring goes on without the
 // reader.
 CopyWay ChannelTuning::way_of_call(std::size_t bytes) const {
-  if (!messages_ || !messages_->ring_call_bytes) return calls_.way(bytes);
-  return bytes > *messages_->ring_call_bytes ? CopyWay::cma : CopyWay::ring;
+  if (!messages_ || !messages_->ring_calls) return calls_.way(bytes);
+  const auto& [one_way_bytes, two_way_bytes] = *messages_->ring_calls;
+  return bytes > (receives_meanwhile_ ? two_way_bytes : one_way_bytes) ? CopyWay::cma : CopyWay::ring;
 }
 
 void ChannelTuning::offer(std::span<const iovec> pieces) {
@@ -219,13 +230,15 @@ bool CopyVote::concerns(std::size_t bytes, int ranks) {
 }
 
 CopyVote::Key CopyVote::key(int operation, std::size_t bytes, Memory memory) {
-  return {operation, static_cast<int>(std::bit_width(bytes)), memory};
+  return {operation, memory, static_cast<int>(std::bit_width(bytes))};
 }
 
-const CopyVote::Size& CopyVote::size(const Key& key) const {
-  static const Size unknown;
-  const auto found = sizes_.find(key);
-  return found == sizes_.end() ? unknown : found->second;
+CopyVote::Size CopyVote::size(const Key& key) const {
+  auto found = sizes_.lower_bound(key);
+  if (found != sizes_.end() && found->first == key) return found->second;
+  if (found == sizes_.begin()) return {};
+  const auto& [smaller, state] = *--found;
+  return smaller.operation == key.operation && smaller.memory == key.memory ? Size{state.preferred, {}} : Size{};
 }
 
 CopyWay CopyVote::preferred(const Size& size, Memory memory) const {
@@ -261,7 +274,8 @@ CopyVote::Ballot CopyVote::ballot(int operation, std::size_t bytes, bool is_shar
 }
 
 void CopyVote::ended(int operation, std::size_t bytes, Memory memory, double seconds, const Costs& total) {
-  Size& state = sizes_[key(operation, bytes, memory)];
+  const Key known = key(operation, bytes, memory);
+  Size& state = sizes_.try_emplace(known, size(known)).first->second;
   state.costs.ended(way(state, memory), seconds / static_cast<double>(bytes));
   if (refused_calls_left_ > 0) --refused_calls_left_;
   for (const CopyWay way : all_ways) allowed_[memory][static_cast<std::size_t>(way)] = total[way] != infinite;

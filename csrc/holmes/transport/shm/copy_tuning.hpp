@@ -85,7 +85,11 @@ private:
 struct MessageBytes {
   std::uint64_t received = 0;
   // Where ranks share processors: calls of more go by CMA, all others through the ring, whatever single calls took.
-  std::optional<std::size_t> ring_call_bytes{};
+  struct RingCalls {
+    std::size_t one_way_bytes;
+    std::size_t two_way_bytes;  // while this rank waits for messages, too
+  };
+  std::optional<RingCalls> ring_calls{};
 };
 
 // By size of what a sender was given at once, a call: through a ring or by CMA. A call is timed from its begin to where
@@ -100,9 +104,12 @@ public:
 
 private:
   struct Size {
-    CopyWay best = CopyWay::ring;
+    explicit Size(CopyWay first) : best(first) {}
+    CopyWay best;
     WayCosts costs;
   };
+  CopyWay first_way(std::size_t bytes) const;
+
   std::map<int, Size> sizes_;  // by the bits of the number of bytes
 };
 
@@ -116,6 +123,9 @@ public:
   CmaUse use() const { return use_; }
   // For all pieces from now on; absent: as measured here.
   void set(std::optional<CopyWay> way) { set_ = way; }
+  // Of calls from now on. (What came meanwhile does not tell where ranks share processors: it depends on who ran
+  // first.)
+  void set_receives_meanwhile(bool receives) { receives_meanwhile_ = receives; }
   bool reads_in_place() const { return set_ == CopyWay::in_place; }
   // Of a piece of the call.
   bool uses_cma(std::size_t bytes) const;
@@ -147,6 +157,7 @@ private:
   std::size_t call_bytes_ = 0;
   std::size_t left_bytes_ = 0;
   Clock::time_point begin_{};
+  bool receives_meanwhile_ = false;
   // Of messages: bytes of late, and of those that came between two pieces of one that goes.
   std::shared_ptr<MessageBytes> messages_;
   double sent_lately_ = 0;
@@ -210,12 +221,13 @@ private:
   };
   struct Key {
     int operation;
-    int size_bits;
     Memory memory;
+    int size_bits;
     auto operator<=>(const Key&) const = default;
   };
   static Key key(int operation, std::size_t bytes, Memory memory);
-  const Size& size(const Key& key) const;
+  // What is known of the next smaller size holds until more is.
+  Size size(const Key& key) const;
   CopyWay way(const Size& size, Memory memory) const;
   CopyWay preferred(const Size& size, Memory memory) const;
 

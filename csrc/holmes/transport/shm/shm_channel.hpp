@@ -59,17 +59,21 @@ private:
 
 class ShmChannel final : public Channel {
 public:
+  // How long what is to be copied out of this rank's memory waits for the receiver, once there is nothing else to do.
+  // One that shares this rank's processor comes when this one sleeps.
+  static constexpr Duration default_patience = std::chrono::milliseconds(2);
   // `sender` and `receiver` are ring indices; `ring_doorbell` wakes the peer where it sleeps (any thread). `messages`:
   // of the channels that carry the rank's messages; null: this one carries collectives.
   ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender, int receiver,
              std::function<void()> ring_doorbell, CmaUse cma, ConnectionInfo info,
-             std::shared_ptr<MessageBytes> messages = nullptr);
+             std::shared_ptr<MessageBytes> messages = nullptr, Duration patience = default_patience);
 
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
   std::size_t lead_bytes() override;
   CmaUse cma_use() const override { return tuning_.use(); }
   bool may_read_in_place() const override { return may_pull_; }
+  void set_receives_meanwhile(bool receives) override { tuning_.set_receives_meanwhile(receives); }
   void set_way(std::optional<CopyWay> way, bool bypass_cache) override {
     tuning_.set(way);
     seen_.set_bypass(bypass_cache);
@@ -85,6 +89,7 @@ public:
   ShortView view_short() const override;
   bool tells_end() const override { return in_.closed.load() != 0; }  // a killed peer cannot mark its rings as closed
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
+  std::optional<Clock::time_point> next_look() const override { return withdraws_at(); }
   void finish_wait(Clock::time_point now, std::span<const pollfd> asked) override;
   void shutdown() override;
   void append_info(std::vector<ConnectionInfo>& infos) const override;
@@ -97,6 +102,7 @@ private:
   BufferPlace place_to_show(const iovec& piece) const;
   std::size_t bytes_to_show(std::span<const iovec> pieces, const BufferPlace& place) const;
   void look_at_cma();
+  std::optional<Clock::time_point> withdraws_at() const;
   void withdraw_cma();
   void wake_reader();
   std::size_t recv_from_ring(std::span<const iovec> pieces);
@@ -117,6 +123,8 @@ private:
   std::byte* in_end_;
   RingCopy copy_to_ring_;
   CmaSender shown_;
+  Clock::time_point shown_at_{};
+  Duration patience_;
   CmaReceiver seen_;
   bool may_pull_;
   ChannelTuning tuning_;
