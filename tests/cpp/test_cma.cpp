@@ -184,6 +184,20 @@ void check_patience() {
   CHECK(would_sleep(*begun.sender, false, true));
 }
 
+// A receiver that was through before this side said that it sleeps wakes nobody.
+void check_end_before_sleep() {
+  Pair pair(CmaUse::always);
+  auto source = pattern(large_bytes, 14);
+  std::vector<std::byte> arrived(large_bytes);
+  const iovec out[] = {piece(source, 0, large_bytes)};
+  CHECK(pair.sender->try_send(out) == 0);
+  const iovec in[] = {piece(arrived, 0, large_bytes)};
+  CHECK(pair.receiver->try_recv(in) == large_bytes);
+  CHECK(pair.doorbells == 0);
+  CHECK(!would_sleep(*pair.sender, false, true));
+  CHECK(pair.sender->try_send(out) == large_bytes);
+}
+
 // What lies between large pieces, as headers of messages do, comes without a system call, and apart from them.
 void check_copied_pieces() {
   Pair pair(CmaUse::always);
@@ -500,6 +514,7 @@ int main() {
   check_completion();
   check_withdrawal();
   check_patience();
+  check_end_before_sleep();
   check_copied_pieces();
   check_small_pieces();
   check_corrupt_piece();

@@ -46,6 +46,7 @@ public:
     return inner_->prepare_wait(for_recv, for_send, fds);
   }
   void finish_wait(Clock::time_point now, std::span<const pollfd> asked) override { inner_->finish_wait(now, asked); }
+  void set_receives_meanwhile(bool receives) override { inner_->set_receives_meanwhile(receives); }
   std::optional<Clock::time_point> next_look() const override { return inner_->next_look(); }
   bool needs_maintenance() const override { return inner_->needs_maintenance(); }
   std::optional<Clock::time_point> next_maintenance(Clock::time_point now) override {

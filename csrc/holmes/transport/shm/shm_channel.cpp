@@ -275,8 +275,7 @@ std::optional<Clock::time_point> ShmChannel::withdraws_at() const {
 }
 
 void ShmChannel::withdraw_cma() {
-  look_at_cma();
-  if (!shown_.is_open() || !shown_.withdraw()) return;
+  if (!shown_.withdraw()) return;
   ring_only_ = std::min<std::size_t>(shown_.end() - produced_, ring_bytes_);
   tuning_.spoil();
 }
@@ -401,6 +400,7 @@ bool ShmChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>&
   }
   if (for_send) {
     out_.writer_sleeps.store(1, std::memory_order_seq_cst);
+    if (shown_.is_open()) look_at_cma();
     if (const auto at = withdraws_at(); at && *at <= Clock::now()) withdraw_cma();
     // The receiver is at it, or will be, and rings when it is through.
     if (shown_.is_open()) return !in_.closed.load(std::memory_order_seq_cst);
