@@ -158,7 +158,7 @@ bool Collective::is_lasting(int peer, const iovec& piece) const {
 iovec Collective::next_paced_send(int peer) {
   const std::size_t sent = flows_[peer].out_bytes;
   iovec piece = next_send(peer, sent - std::min(sent, collective_header_bytes));
-  if (!is_lasting(peer, piece))
+  if (!is_lasting(peer, piece) && group_.channels[peer]->keeps_pace())
     piece.iov_len = std::min(piece.iov_len, pace_.sendable_bytes(sent, flows_[peer].out_total));
   return piece;
 }

@@ -36,13 +36,14 @@ public:
     if (least.bytes != SIZE_MAX && least.bytes >= lead_known_until_) {
       lead_known_until_ = least.bytes + known_bytes;
       for (int peer = 0; peer < group.size; ++peer)
-        if (peer != group.rank) lead_bytes_ = std::max(lead_bytes_, group.channels[peer]->lead_bytes());
+        if (peer != group.rank && group.channels[peer]->keeps_pace())
+          lead_bytes_ = std::max(lead_bytes_, group.channels[peer]->lead_bytes());
     }
     least_ = least;
   }
   // What may be sent now of a flow of `total_bytes`, of which so many were sent before.
   std::size_t sendable_bytes(std::size_t sent_bytes, std::size_t total_bytes) const {
-    if (least_.bytes == SIZE_MAX) return SIZE_MAX;
+    if (!is_kept() || least_.bytes == SIZE_MAX) return SIZE_MAX;
     const auto all = static_cast<double>(total_bytes);
     const std::size_t limit =
         lead_bytes_ + (least_.share ? static_cast<std::size_t>(*least_.share * all) : least_.bytes);

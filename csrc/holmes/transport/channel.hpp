@@ -96,6 +96,8 @@ public:
 
   // How far this side may send ahead of what the peer has sent, so that no path runs dry while both go at one pace.
   virtual std::size_t lead_bytes() { return min_lead_bytes; }
+  // Whether it goes at one at all: nothing waits in between where the peer copies out of this side's memory.
+  virtual bool keeps_pace() const { return true; }
 
   // Whether pieces can go by CMA.
   virtual CmaUse cma_use() const { return CmaUse::never; }

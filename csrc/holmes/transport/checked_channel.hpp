@@ -26,8 +26,8 @@ static_assert(sizeof(CheckedHeader) == 64);
 
 // Over another channel, on both sides. The last byte of a frame is given on only when the whole frame is as it was
 // sent; before it, bytes may be in use that are not: no operation ends with them. What is offered must stay the same
-// until it was taken. Throws IntegrityError, naming `own_place` ("rank 0 (host a)"), the peer by `peer_label`, its host
-// and the NIC.
+// until it was taken, so it always keeps pace: where the inner channel changes its way, less would be. Throws
+// IntegrityError, naming `own_place` ("rank 0 (host a)"), the peer by `peer_label`, its host and the NIC.
 class CheckedChannel final : public Channel {
 public:
   CheckedChannel(std::unique_ptr<Channel> inner, std::string communicator, std::string own_place, int peer_label);

@@ -135,14 +135,6 @@ std::size_t ShmChannel::writable_bytes() {
   return ring_bytes_ - used;
 }
 
-// What is in the ring is to be in the caches yet when the peer reads it. Who copies out of memory needs no room, and
-// would wait at the end of each step. (2 ranks, all_gather in steps of 1 MiB: 8 MiB take 1.4 times as long, 64
-// MiB 1.2.)
-std::size_t ShmChannel::lead_bytes() {
-  constexpr std::size_t no_limit = SIZE_MAX / 2;
-  return tuning_.prefers_sender_memory() ? no_limit : ring_bytes_ / 2;
-}
-
 std::size_t ShmChannel::try_send(std::span<const iovec> pieces) {
   tuning_.offer(pieces);
   if (shown_.is_open()) look_at_cma();

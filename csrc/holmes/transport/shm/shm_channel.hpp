@@ -70,7 +70,10 @@ public:
 
   std::size_t try_send(std::span<const iovec> pieces) override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
-  std::size_t lead_bytes() override;
+  // What is in the ring is to be in the caches yet when the peer reads it.
+  std::size_t lead_bytes() override { return ring_bytes_ / 2; }
+  // (2 ranks, all_gather in steps of 1 MiB by CMA: 8 MiB took 1.4 times as long, 64 MiB 1.2.)
+  bool keeps_pace() const override { return !tuning_.prefers_sender_memory(); }
   CmaUse cma_use() const override { return tuning_.use(); }
   bool may_read_in_place() const override { return may_pull_; }
   void set_receives_meanwhile(bool receives) override { tuning_.set_receives_meanwhile(receives); }
