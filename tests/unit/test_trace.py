@@ -148,6 +148,9 @@ def test_a_link_is_a_track_of_all_ranks_that_use_it() -> None:
     assert found[links, "cluster a to cluster b, Mbit/s"] == [(0, 40), (1, 30), (2, 0), (3, 0)]
     assert found[links, "cluster a to cluster b, round trip ms"] == [(1, 40), (2, 40), (3, 30)]
     assert found[links, "cluster a to cluster b, stalled"] == [(1, 1), (2, 3), (3, 2)]
+    # Links that were looked at later than the first operation, in a process that has many behind it.
+    early = process(0, view(0, 1, [], operations=[ended("barrier", 1, -20, -19)]), links=[two])
+    assert min(at for steps in counters(chrome_trace(job_of(early))).values() for at, _ in steps) > 10
     # Where nothing is recorded but links: as long as they know.
     alone = counters(chrome_trace(job_of(process(0, view(0, 1, []), links=[two]))))
     assert alone[0, "eth0 to cluster b, Mbit/s"] == [(0, 30), (2, 0)]

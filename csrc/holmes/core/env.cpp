@@ -196,7 +196,9 @@ const std::vector<Row>& table() {
       {{"HOLMES_CMA", "`auto`, `always`, `0`", "`auto`",
         "Ranks of one host copy larger pieces out of each other's memory (`process_vm_readv`): where they measure that "
         "it takes less time than shared memory (collectives: all ranks together; messages of more ranks than the host "
-        "has processors: those of more than four rings, 4 MiB to 9 ranks), for all pieces, never. Where the system "
+        "has processors: those of more than four rings, 4 MiB to 9 ranks, or half a ring while the rank receives), for "
+        "all "
+        "pieces, never. Where the system "
         "forbids it (another PID namespace, a container's seccomp profile, `kernel.yama.ptrace_scope`) shared memory "
         "carries everything, also what is in arrays of `holmes_comm.empty`, which else is read where it is."},
        choice(&Env::cma, {{"auto", CmaUse::measured}, {"always", CmaUse::always}, {"0", CmaUse::never}})},

@@ -54,9 +54,10 @@ def chrome_trace(job: JobRecord, timelines: Sequence[Mapping[str, Any]] = ()) ->
         for lane, events in _lanes(timeline["traceEvents"]).items():
             moved = [{**event, "ts": event["ts"] + shift_s * 1e6, "cat": "step"} for event in events]
             tracks.setdefault(rank, {}).setdefault(f"step: {lane}", []).extend(moved)
-    first = min((e["ts"] for each in tracks.values() for events in each.values() for e in events), default=0.0)
+    starts = [event["ts"] for each in tracks.values() for events in each.values() for event in events]
+    first = min(starts, default=0.0)
     counters = list(_counters(job, {host: clock.ahead_s for host, clock in clocks.items()}, first))
-    start = min((event["ts"] for event in counters), default=first)
+    start = min(starts + [event["ts"] for event in counters], default=0.0)
     events = [event for member in job.members for event in _process(member, tracks.get(member.number, {}), start)]
     events += [{**event, "ts": round(event["ts"] - start, 3)} for event in counters]
     if counters:
