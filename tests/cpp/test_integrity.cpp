@@ -171,7 +171,8 @@ std::unique_ptr<Ends> shm_ends(CmaUse cma, std::optional<std::uint64_t> flip) {
   ends->sender = std::make_unique<ShmChannel>(1, segment, 0, 1, [] {}, cma, info);
   ends->receiver = std::make_unique<ShmChannel>(0, segment, 1, 0, [] {}, cma, info);
   ends->carry = [segment, flip, &flipped = ends->has_flipped] {
-    const std::uint64_t produced = segment->ring(0).produced.load(), consumed = segment->ring(0).consumed.load();
+    const std::uint64_t produced = segment->ring(0).line.produced(std::memory_order_seq_cst),
+                        consumed = segment->ring(0).consumed.load();
     if (!flip || flipped || *flip / 8 < consumed || *flip / 8 >= produced) return;
     segment->data(0)[*flip / 8 % segment->ring_bytes(0)] ^= static_cast<std::byte>(1 << *flip % 8);
     flipped = true;

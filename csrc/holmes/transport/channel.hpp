@@ -124,13 +124,13 @@ public:
   virtual std::size_t short_room_bytes() { return 0; }
   virtual void send_short(std::span<const iovec> /*pieces*/) {}
   // As try_peek, but nothing is moved for it and nothing thrown: what it cannot give, try_recv can.
-  virtual const std::byte* peek_short(std::size_t /*bytes*/) const { return nullptr; }
+  virtual const std::byte* peek_short(std::size_t /*bytes*/) { return nullptr; }
   // All that peek_short can give now; or whether what comes next is there, and only try_recv can give it.
   struct ShortView {
     std::span<const std::byte> bytes{};
     bool is_elsewhere = false;
   };
-  virtual ShortView view_short() const { return {}; }
+  virtual ShortView view_short() { return {}; }
 
   // Whether the stream itself tells that the peer is gone, after the last byte. Where not, the control connection does.
   virtual bool tells_end() const { return true; }

@@ -29,6 +29,18 @@ constexpr std::size_t max_pull_bytes = 16 * 1024 * 1024;
 // What is read in place takes no system call, but both sides look at each other's words.
 constexpr std::size_t min_in_place_bytes = 16 * 1024;
 
+// How far ahead of what is sent a ring's lines are fetched to be written.
+constexpr std::size_t prefetch_bytes = 4 * ShmSegment::cache_line_bytes;
+// What was taken out of a ring in small parts and is not told yet: the peer only looks where its ring is half full.
+constexpr std::size_t most_untold_bytes = 4096;
+
+void gather(std::byte* to, std::span<const iovec> pieces) {
+  for (const iovec& piece : pieces) {
+    std::memcpy(to, piece.iov_base, piece.iov_len);
+    to += piece.iov_len;
+  }
+}
+
 std::size_t step_bytes_of(std::size_t bytes) {
   return bytes <= min_step_bytes ? bytes : std::max(bytes / 4, min_step_bytes);
 }
@@ -112,7 +124,7 @@ ShmChannel::ShmChannel(int peer, std::shared_ptr<ShmSegment> segment, int sender
       info_(std::move(info)) {}
 
 std::size_t ShmChannel::readable_bytes() const {
-  const std::uint64_t produced = in_.produced.load(std::memory_order_acquire);
+  const std::uint64_t produced = in_.line.produced(std::memory_order_acquire);
   if (produced <= consumed_) return 0;  // by CMA, which the sender counts when it looks
   const std::uint64_t bytes = produced - consumed_;
   if (bytes > ring_bytes_)
@@ -176,7 +188,7 @@ std::size_t ShmChannel::send_new(std::span<const iovec> pieces) {
   const std::size_t shown_bytes = bytes_to_show(to_show, place);
   wrote(total);
   ring_only_ -= std::min(ring_only_, total);
-  if (total > 0) out_.produced.store(produced_, std::memory_order_seq_cst);
+  if (total > 0) out_.line.publish(produced_);
   if (shown_bytes > 0) {
     shown_.open(produced_, to_show, shown_bytes, place);
     shown_at_ = Clock::now();
@@ -214,28 +226,33 @@ void ShmChannel::wrote(std::size_t bytes) {
 }
 
 void ShmChannel::send_short(std::span<const iovec> pieces) {
-  std::size_t total = 0;
-  for (const iovec& piece : pieces) {
-    std::memcpy(out_at_ + total, piece.iov_base, piece.iov_len);
-    total += piece.iov_len;
-  }
+  const std::size_t total = total_bytes(pieces);
+  const bool is_note = total <= RingLine::most_bytes;
+  RingLine::Note note{};
+  gather(out_at_, pieces);
+  if (is_note) gather(reinterpret_cast<std::byte*>(note.data()), pieces);
   wrote(total);
-  out_.produced.store(produced_, std::memory_order_seq_cst);
+  if (is_note) {
+    out_.line.publish(produced_, note, total);
+  } else {
+    out_.line.publish(produced_);
+  }
   wake_reader();
   count_sent(total);
+  __builtin_prefetch(out_at_ + prefetch_bytes, /*write*/ 1);
 }
 
-const std::byte* ShmChannel::peek_short(std::size_t bytes) const {
-  const std::uint64_t there = in_.produced.load(std::memory_order_acquire) - consumed_;
-  if (there < bytes || there > ring_bytes_ || stage_.bytes() > 0) return nullptr;
-  return in_at_;
+const std::byte* ShmChannel::peek_short(std::size_t bytes) {
+  const ShortView view = view_short();
+  return view.bytes.size() >= bytes ? view.bytes.data() : nullptr;
 }
 
-Channel::ShortView ShmChannel::view_short() const {
-  const std::uint64_t produced = in_.produced.load(std::memory_order_acquire);
+Channel::ShortView ShmChannel::view_short() {
+  const std::uint64_t produced = in_.line.produced(std::memory_order_acquire);
   if (produced <= consumed_) return {{}, stage_.bytes() > 0 || seen_.available(consumed_) > 0};
   const std::uint64_t there = produced - consumed_;
   if (stage_.bytes() > 0 || there > ring_bytes_) return {{}, true};
+  if (in_.line.read(consumed_, produced, note_)) return {{reinterpret_cast<std::byte*>(note_.data()), there}, false};
   return {{in_at_, there}, false};
 }
 
@@ -304,7 +321,10 @@ std::size_t ShmChannel::recv_from_ring(std::span<const iovec> pieces) {
     available -= bytes;
     if (bytes < piece.iov_len) break;
   }
-  if (total > 0) take(total);
+  if (total > 0) {
+    take(total);
+    tell_consumed();
+  }
   return total;
 }
 
@@ -326,6 +346,7 @@ std::size_t ShmChannel::pull(std::span<const iovec> pieces, std::size_t bytes) {
 void ShmChannel::took(std::size_t bytes) {
   if (in_.closed.load(std::memory_order_seq_cst)) throw StreamClosed{peer(), 0};
   consumed_ += bytes;
+  told_consumed_ = consumed_;
   in_.consumed.store(consumed_, std::memory_order_seq_cst);
   if (seen_.advance(consumed_)) wake_writer();
 }
@@ -342,6 +363,7 @@ const std::byte* ShmChannel::try_peek(std::size_t bytes) {
   if (stage_.bytes() > 0 || seen_.available(consumed_ + readable) > 0) stage(bytes);
   if (stage_.bytes() > 0 && stage_.bytes() >= bytes) return stage_.data();
   if (is_closed) throw StreamClosed{peer(), 0};
+  tell_consumed();  // room for the rest
   return nullptr;
 }
 
@@ -369,6 +391,12 @@ void ShmChannel::take(std::size_t bytes) {
   consumed_ += bytes;
   in_at_ += bytes;
   if (in_at_ >= in_end_) in_at_ -= ring_bytes_;
+  if (consumed_ - told_consumed_ >= most_untold_bytes) tell_consumed();
+}
+
+void ShmChannel::tell_consumed() {
+  if (consumed_ == told_consumed_) return;
+  told_consumed_ = consumed_;
   in_.consumed.store(consumed_, std::memory_order_seq_cst);
   wake_writer();
 }
@@ -378,9 +406,10 @@ void ShmChannel::wake_writer() {
 }
 
 bool ShmChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& /*fds: the control socket wakes*/) {
+  tell_consumed();
   // Announce first, look again after: either this side sees the change or the peer sees the announcement.
   if (for_recv) {
-    const std::uint64_t produced = in_.produced.load(std::memory_order_relaxed);
+    const std::uint64_t produced = in_.line.produced(std::memory_order_relaxed);
     const std::uint64_t cma = seen_.state();
     if (produced != waited_produced_ || cma != waited_cma_) {
       waited_produced_ = produced;
@@ -388,7 +417,7 @@ bool ShmChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>&
       return false;
     }
     in_.reader_sleeps.store(1, std::memory_order_seq_cst);
-    if (in_.produced.load(std::memory_order_seq_cst) != produced || seen_.state() != cma) return false;
+    if (in_.line.produced(std::memory_order_seq_cst) != produced || seen_.state() != cma) return false;
   }
   if (for_send) {
     out_.writer_sleeps.store(1, std::memory_order_seq_cst);

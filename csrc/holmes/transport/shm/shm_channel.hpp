@@ -10,6 +10,7 @@
 #include "holmes/transport/channel.hpp"
 #include "holmes/transport/shm/cma.hpp"
 #include "holmes/transport/shm/copy_tuning.hpp"
+#include "holmes/transport/shm/ring_line.hpp"
 #include "holmes/transport/stage.hpp"
 
 namespace holmes {
@@ -38,7 +39,7 @@ public:
   // Control words at the head of the segment. Each has its own cache line: the writer of one never disturbs the reader
   // of another.
   struct Ring {
-    alignas(cache_line_bytes) std::atomic<std::uint64_t> produced;
+    RingLine line;
     alignas(cache_line_bytes) std::atomic<std::uint64_t> consumed;
     alignas(cache_line_bytes) std::atomic<std::uint32_t> reader_sleeps;
     alignas(cache_line_bytes) std::atomic<std::uint32_t> writer_sleeps;
@@ -88,8 +89,8 @@ public:
   bool takes_short() const override { return true; }
   std::size_t short_room_bytes() override;
   void send_short(std::span<const iovec> pieces) override;
-  const std::byte* peek_short(std::size_t bytes) const override;
-  ShortView view_short() const override;
+  const std::byte* peek_short(std::size_t bytes) override;
+  ShortView view_short() override;
   bool tells_end() const override { return in_.closed.load() != 0; }  // a killed peer cannot mark its rings as closed
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
   std::optional<Clock::time_point> next_look() const override { return withdraws_at(); }
@@ -113,6 +114,7 @@ private:
   void took(std::size_t bytes);
   void stage(std::size_t bytes);
   void take(std::size_t bytes);
+  void tell_consumed();
   void wrote(std::size_t bytes);
   void wake_writer();
 
@@ -139,9 +141,11 @@ private:
   // Own copies of what only this side writes. Bytes that go by CMA are counted too; they have no place in the ring.
   std::uint64_t produced_ = 0;
   std::uint64_t consumed_ = 0;         // also what is staged
+  std::uint64_t told_consumed_ = 0;    // what the peer sees of that
   std::uint64_t known_consumed_ = 0;   // what the peer had consumed when this side last looked
   std::uint64_t waited_produced_ = 0;  // what the peer had produced when this side last went to wait
   std::uint64_t waited_cma_ = 0;       // state of its CMA region then
+  RingLine::Note note_{};              // what peek_short gave, where it came as one
   std::function<void()> ring_doorbell_;
   ConnectionInfo info_;
 };
