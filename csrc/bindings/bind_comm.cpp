@@ -30,13 +30,10 @@ CallOptions call_options(bool async_op, const TimeoutSeconds& timeout_s) {
 }
 
 // For reductions: `premultiply` is NCCL's.
-CallOptions reduction_options(const Communicator& self, bool async_op, const TimeoutSeconds& timeout_s,
-                              const std::optional<double>& premultiply) {
+void set_premultiply(CallOptions& options, const Communicator& self, const std::optional<double>& premultiply) {
   if (premultiply && !self.device())
     throw UsageError("premultiply is for communicators of a GPU's memory; multiply the buffer first");
-  CallOptions options = call_options(async_op, timeout_s);
   options.premultiply = premultiply;
-  return options;
 }
 
 // Of an asynchronous operation of `self`, which lives as long: its end would be the operation's.
@@ -46,16 +43,43 @@ py::object handle_of(const WorkPtr& work, Communicator& self) {
   return made;
 }
 
-// Runs a collective without the GIL: a synchronous one raises here and gives None, an asynchronous one gives its Work.
+// What `start` gives, which runs without the GIL but for what takes a microsecond or two. It is to end its Works where
+// that is not asynchronous.
 template <typename Start>
-py::object run(Communicator& self, bool async_op, Start start) {
-  WorkPtr work;
-  {
-    const GilRelease no_gil;
-    work = start();
+auto run_without_gil(const Communicator& self, CallOptions options, const Start& start) {
+  GilHold gil;
+  if (self.lets_go() && !options.async)
+    options.held = &gil;
+  else
+    gil.let_go();
+  return start(std::move(options));
+}
+
+// Ended where the call is synchronous; raises then.
+template <typename Start>
+WorkPtr start(const Communicator& self, bool async_op, const TimeoutSeconds& timeout_s, const Start& start_work) {
+  return run_without_gil(self, call_options(async_op, timeout_s), [&](CallOptions options) {
+    WorkPtr work = start_work(std::move(options));
     if (!async_op) work->join();
-  }
+    return work;
+  });
+}
+
+// A synchronous call gives None, an asynchronous one its Work.
+template <typename Start>
+py::object run(Communicator& self, bool async_op, const TimeoutSeconds& timeout_s, const Start& start_work) {
+  const WorkPtr work = start(self, async_op, timeout_s, start_work);
   return async_op ? handle_of(work, self) : py::object(py::none());
+}
+
+std::vector<WorkPtr> start_batch(Communicator& self, std::vector<P2pCall> calls, bool async_op,
+                                 const TimeoutSeconds& timeout_s) {
+  return run_without_gil(self, call_options(async_op, timeout_s), [&](CallOptions options) {
+    std::vector<WorkPtr> works = self.batch(std::move(calls), std::move(options));
+    if (!async_op)
+      for (const WorkPtr& work : works) work->join();
+    return works;
+  });
 }
 
 bool is_list(const py::handle& object) { return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()); }
@@ -213,8 +237,8 @@ void bind_communicator(py::module_& module) {
          const std::optional<double>& premultiply) {
         Buffer data = to_buffer(tensor, {"all_reduce: tensor", true, async_op, self.device()});
         const ReduceOp reduction = reduce_op_from_name(op);
-        return run(self, async_op, [&] {
-          CallOptions options = reduction_options(self, async_op, timeout_s, premultiply);
+        return run(self, async_op, timeout_s, [&](CallOptions options) {
+          set_premultiply(options, self, premultiply);
           options.compression = compression.value_or(nullptr);
           return self.all_reduce(std::move(data), reduction, std::move(options));
         });
@@ -239,8 +263,8 @@ void bind_communicator(py::module_& module) {
         std::vector<Buffer> in =
             per_rank(inputs, self.size(), {"reduce_scatter: input", false, async_op, self.device()});
         const ReduceOp reduction = reduce_op_from_name(op);
-        return run(self, async_op, [&] {
-          CallOptions options = reduction_options(self, async_op, timeout_s, premultiply);
+        return run(self, async_op, timeout_s, [&](CallOptions options) {
+          set_premultiply(options, self, premultiply);
           options.compression = compression.value_or(nullptr);
           return self.reduce_scatter(std::move(out), std::move(in), reduction, std::move(options));
         });
@@ -263,8 +287,7 @@ void bind_communicator(py::module_& module) {
         const py::object outputs = kept(output);
         std::vector<Buffer> out = per_rank(outputs, self.size(), {"all_gather: output", true, async_op, self.device()});
         Buffer in = to_buffer(input, {"all_gather: input", false, async_op, self.device()});
-        return run(self, async_op, [&] {
-          CallOptions options = call_options(async_op, timeout_s);
+        return run(self, async_op, timeout_s, [&](CallOptions options) {
           options.compression = compression.value_or(nullptr);
           return self.all_gather(std::move(out), std::move(in), std::move(options));
         });
@@ -280,8 +303,8 @@ void bind_communicator(py::module_& module) {
       type, "broadcast",
       [](Communicator& self, const py::object& tensor, int src, bool async_op, const TimeoutSeconds& timeout_s) {
         Buffer data = to_buffer(tensor, {"broadcast: tensor", src != self.rank(), async_op, self.device()});
-        return run(self, async_op,
-                   [&] { return self.broadcast(std::move(data), src, call_options(async_op, timeout_s)); });
+        return run(self, async_op, timeout_s,
+                   [&](CallOptions options) { return self.broadcast(std::move(data), src, std::move(options)); });
       },
       "tensor"_a, "src"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
       doc("Collective, in place: `tensor` of every rank becomes that of rank `src`.").c_str());
@@ -291,8 +314,9 @@ void bind_communicator(py::module_& module) {
          const TimeoutSeconds& timeout_s) {
         Buffer data = to_buffer(tensor, {"reduce: tensor", dst == self.rank(), async_op, self.device()});
         const ReduceOp reduction = reduce_op_from_name(op);
-        return run(self, async_op,
-                   [&] { return self.reduce(std::move(data), dst, reduction, call_options(async_op, timeout_s)); });
+        return run(self, async_op, timeout_s, [&](CallOptions options) {
+          return self.reduce(std::move(data), dst, reduction, std::move(options));
+        });
       },
       "tensor"_a, "dst"_a = 0, "op"_a = "sum", "async_op"_a = false, "timeout_s"_a = py::none(),
       doc("Collective, in place on rank `dst`, whose `tensor` becomes the reduction; the others' is unchanged.")
@@ -309,8 +333,9 @@ void bind_communicator(py::module_& module) {
             throw UsageError("gather: rank " + std::to_string(dst) + " is the root, gather_list must be given");
           out = per_rank(outputs, self.size(), {"gather: gather_list", true, async_op, self.device()});
         }
-        return run(self, async_op,
-                   [&] { return self.gather(std::move(out), std::move(in), dst, call_options(async_op, timeout_s)); });
+        return run(self, async_op, timeout_s, [&](CallOptions options) {
+          return self.gather(std::move(out), std::move(in), dst, std::move(options));
+        });
       },
       "tensor"_a, "gather_list"_a = py::none(), "dst"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
       doc("Collective: `gather_list` of rank `dst` (list, or one buffer of equal parts) gets every rank's "
@@ -329,8 +354,9 @@ void bind_communicator(py::module_& module) {
             throw UsageError("scatter: rank " + std::to_string(src) + " is the root, scatter_list must be given");
           in = per_rank(inputs, self.size(), {"scatter: scatter_list", false, async_op, self.device()});
         }
-        return run(self, async_op,
-                   [&] { return self.scatter(std::move(out), std::move(in), src, call_options(async_op, timeout_s)); });
+        return run(self, async_op, timeout_s, [&](CallOptions options) {
+          return self.scatter(std::move(out), std::move(in), src, std::move(options));
+        });
       },
       "tensor"_a, "scatter_list"_a = py::none(), "src"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
       doc("Collective: `tensor` of rank r becomes part r of `scatter_list` of rank `src`; counts may differ.").c_str());
@@ -342,8 +368,8 @@ void bind_communicator(py::module_& module) {
         if (nccl != nullptr && !is_list(output) && !is_list(input) && !output_split_sizes && !input_split_sizes) {
           Buffer out = to_buffer(output, {"all_to_all: output", true, async_op, self.device()});
           Buffer in = to_buffer(input, {"all_to_all: input", false, async_op, self.device()});
-          return run(self, async_op, [&] {
-            return nccl->all_to_all_equal(std::move(out), std::move(in), call_options(async_op, timeout_s));
+          return run(self, async_op, timeout_s, [&](CallOptions options) {
+            return nccl->all_to_all_equal(std::move(out), std::move(in), std::move(options));
           });
         }
         const py::object outputs = kept(output), inputs = kept(input);
@@ -351,8 +377,9 @@ void bind_communicator(py::module_& module) {
             per_rank(outputs, self.size(), {"all_to_all: output", true, async_op, self.device()}, output_split_sizes);
         std::vector<Buffer> in =
             per_rank(inputs, self.size(), {"all_to_all: input", false, async_op, self.device()}, input_split_sizes);
-        return run(self, async_op,
-                   [&] { return self.all_to_all(std::move(out), std::move(in), call_options(async_op, timeout_s)); });
+        return run(self, async_op, timeout_s, [&](CallOptions options) {
+          return self.all_to_all(std::move(out), std::move(in), std::move(options));
+        });
       },
       "output"_a, "input"_a, "output_split_sizes"_a = py::none(), "input_split_sizes"_a = py::none(),
       "async_op"_a = false, "timeout_s"_a = py::none(),
@@ -363,7 +390,7 @@ void bind_communicator(py::module_& module) {
   def_quick(
       type, "barrier",
       [](Communicator& self, bool async_op, const TimeoutSeconds& timeout_s) {
-        return run(self, async_op, [&] { return self.barrier(call_options(async_op, timeout_s)); });
+        return run(self, async_op, timeout_s, [&](CallOptions options) { return self.barrier(std::move(options)); });
       },
       "async_op"_a = false, "timeout_s"_a = py::none(),
       doc("Collective: returns when every rank has entered it.").c_str());
@@ -373,8 +400,8 @@ void bind_communicator(py::module_& module) {
          const TimeoutSeconds& timeout_s) {
         Buffer data = to_buffer(tensor, {"send: tensor", false, async_op, self.device(), true});
         const std::uint32_t wire_tag = checked_tag(tag);
-        return run(self, async_op,
-                   [&] { return self.send(std::move(data), dst, wire_tag, call_options(async_op, timeout_s)); });
+        return run(self, async_op, timeout_s,
+                   [&](CallOptions options) { return self.send(std::move(data), dst, wire_tag, std::move(options)); });
       },
       "tensor"_a, "dst"_a, "tag"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
       doc("Sends `tensor` to rank `dst`. Complete when the buffer may be reused. Local, but the receiver must take "
@@ -387,14 +414,10 @@ void bind_communicator(py::module_& module) {
          const TimeoutSeconds& timeout_s) -> py::object {
         Buffer data = to_buffer(tensor, {"recv: tensor", true, async_op, self.device(), true});
         const std::uint32_t wire_tag = checked_tag(tag);
-        WorkPtr work;
-        {
-          const GilRelease no_gil;
-          const CallOptions options = call_options(async_op, timeout_s);
-          work = src ? self.recv(std::move(data), *src, wire_tag, options)
-                     : self.recv_any(std::move(data), wire_tag, options);
-          if (!async_op) work->join();
-        }
+        const WorkPtr work = start(self, async_op, timeout_s, [&](CallOptions options) {
+          return src ? self.recv(std::move(data), *src, wire_tag, std::move(options))
+                     : self.recv_any(std::move(data), wire_tag, std::move(options));
+        });
         return async_op ? handle_of(work, self) : py::cast(work->source_rank());
       },
       "tensor"_a, "src"_a = py::none(), "tag"_a = 0, "async_op"_a = false, "timeout_s"_a = py::none(),
@@ -416,8 +439,7 @@ void bind_communicator(py::module_& module) {
         p2p.push_back({true, to_buffer(send_tensor, {"sendrecv: send_tensor", false, false, self.device(), true}), dst,
                        wire_tag});
         refuse_shared_memory("sendrecv", p2p);
-        const GilRelease no_gil;
-        for (const WorkPtr& work : self.batch(std::move(p2p), call_options(false, timeout_s))) work->join();
+        start_batch(self, std::move(p2p), false, timeout_s);
       },
       "send_tensor"_a, "dst"_a, "recv_tensor"_a, "src"_a, "tag"_a = 0, "timeout_s"_a = py::none(),
       "Sends `send_tensor` to rank `dst` and receives `recv_tensor` from rank `src` at the same time (MPI's "
@@ -437,13 +459,7 @@ void bind_communicator(py::module_& module) {
                          checked_tag(tag)});
         }
         refuse_shared_memory("batch", p2p);
-        std::vector<WorkPtr> works;
-        {
-          const GilRelease no_gil;
-          works = self.batch(std::move(p2p), call_options(async_op, timeout_s));
-          if (!async_op)
-            for (const WorkPtr& work : works) work->join();
-        }
+        std::vector<WorkPtr> works = start_batch(self, std::move(p2p), async_op, timeout_s);
         if (!async_op) works.clear();
         py::typing::List<WorkPtr> handles;
         for (const WorkPtr& work : works) handles.append(handle_of(work, self));

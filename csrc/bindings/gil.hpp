@@ -4,6 +4,10 @@
 #include <Python.h>
 #include <unistd.h>
 
+#include <optional>
+
+#include "holmes/core/options.hpp"
+
 namespace holmes {
 
 // For a thread that the interpreter ended without: Python before 3.14 would end it where it asks for the lock, by an
@@ -28,6 +32,18 @@ public:
 
 private:
   PyThreadState* state_;
+};
+
+// With the lock, which the thread has, until a call of the library lets go of it (CallOptions::held), and with it again
+// from the end of the scope on. To let go of it and take it costs as much as a barrier within a host.
+class GilHold final : public CallerLock {
+public:
+  void let_go() override {
+    if (!released_) released_.emplace();
+  }
+
+private:
+  std::optional<GilRelease> released_;
 };
 
 // With the lock until the end of the scope, whether the thread has it or not.

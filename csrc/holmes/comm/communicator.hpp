@@ -51,6 +51,8 @@ public:
   virtual const std::string& name() const = 0;
   // Number of the GPU whose memory it moves; absent: host memory.
   virtual std::optional<int> device() const { return std::nullopt; }
+  // Whether synchronous calls heed CallOptions::held.
+  virtual bool lets_go() const { return false; }
 
   // In place: `data` (count equal on all ranks) becomes the reduction over all ranks, bit-identical on all of them.
   virtual WorkPtr all_reduce(Buffer data, ReduceOp op, CallOptions call = {}) = 0;

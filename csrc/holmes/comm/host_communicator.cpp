@@ -321,6 +321,7 @@ struct HostCommunicator::Call {
 HostCommunicator::Call HostCommunicator::begin(const CallOptions& options, Clock::time_point submitted) const {
   engine_->throw_if_inherited();
   arguments_.check_not_compressed(options);
+  if (options.held) options.held->let_go();
   auto work = std::make_shared<HostWork>(engine_, submitted);
   const auto deadline = submitted + options.timeout.value_or(options_.timeout);
   return {std::move(work), deadline, options.async};
@@ -352,7 +353,7 @@ WorkPtr HostCommunicator::run_short(const Signature& signature, std::size_t pair
   arguments_.check_not_compressed(options);
   ShortExchange exchange(group, signature);
   fill(exchange);
-  ShortRun run(engine_->driver(), exchange, options.timeout.value_or(options_.timeout));
+  ShortRun run(engine_->driver(), exchange, options.timeout.value_or(options_.timeout), options.held);
   if (run.state() == ShortRun::State::not_begun) return nullptr;
   if (run.state() == ShortRun::State::done) return run.completed();
   const Call call = begin(options, run.submitted());
@@ -579,7 +580,7 @@ WorkPtr HostCommunicator::barrier(CallOptions options) {
 
 // Sends first, so that nobody waits for one that waits itself.
 std::size_t HostCommunicator::run_short(std::span<const P2pCall> calls, const CallOptions& options,
-                                        Clock::time_point submitted, std::span<WorkPtr> works) {
+                                        std::span<WorkPtr> works) {
   constexpr std::size_t most_messages = 32;
   if (options.async || options.told_source || calls.size() > most_messages || !engine_->group().any_shared_memory)
     return 0;
@@ -599,7 +600,7 @@ std::size_t HostCommunicator::run_short(std::span<const P2pCall> calls, const Ca
   }
   engine_->throw_if_inherited();
   arguments_.check_not_compressed(options);
-  const std::size_t carried = engine_->driver().run_short({messages.data(), count}, submitted);
+  const std::size_t carried = engine_->driver().run_short({messages.data(), count}, options.held);
   for (std::size_t i = 0; i < carried; ++i) works[places[i]] = std::move(messages[i].completed);
   return carried;
 }
@@ -643,11 +644,9 @@ std::vector<WorkPtr> HostCommunicator::finish_p2p(std::vector<P2pEngine::Request
 }
 
 WorkPtr HostCommunicator::message(P2pCall call, const CallOptions& options) {
-  const auto submitted = Clock::now();
   WorkPtr work;
-  if (run_short({&call, 1}, options, submitted, {&work, 1}) == 1) return work;
-  return finish_p2p({request(call.is_send, std::move(call.buffer), call.peer, call.tag, options, submitted)}, options)
-      .front();
+  if (run_short({&call, 1}, options, {&work, 1}) == 1) return work;
+  return finish_p2p({request(call.is_send, std::move(call.buffer), call.peer, call.tag, options)}, options).front();
 }
 
 WorkPtr HostCommunicator::send(Buffer data, int peer, std::uint32_t tag, CallOptions options) {
@@ -672,9 +671,9 @@ WorkPtr HostCommunicator::recv_any(Buffer data, std::uint32_t tag, CallOptions o
 }
 
 std::vector<WorkPtr> HostCommunicator::batch(std::vector<P2pCall> calls, CallOptions options) {
-  const auto submitted = Clock::now();
   std::vector<WorkPtr> works(calls.size());
-  if (!calls.empty() && run_short(calls, options, submitted, works) == calls.size()) return works;
+  if (!calls.empty() && run_short(calls, options, works) == calls.size()) return works;
+  const auto submitted = Clock::now();
   std::vector<P2pEngine::Request> requests;
   for (std::size_t i = 0; i < calls.size(); ++i)
     if (!works[i])

@@ -21,6 +21,7 @@ public:
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
   const std::string& name() const override { return options_.name; }
+  bool lets_go() const override { return true; }
 
   WorkPtr all_reduce(Buffer data, ReduceOp op, CallOptions call) override;
   WorkPtr reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op, CallOptions call) override;
@@ -88,8 +89,7 @@ private:
                        std::vector<Buffer> result);
   // As many as can be carried out at once, where this rank waits for all of them; `works` gets the ended ones, each in
   // its call's place. Returns how many.
-  std::size_t run_short(std::span<const P2pCall> calls, const CallOptions& options, Clock::time_point submitted,
-                        std::span<WorkPtr> works);
+  std::size_t run_short(std::span<const P2pCall> calls, const CallOptions& options, std::span<WorkPtr> works);
   WorkPtr message(P2pCall call, const CallOptions& options);
   std::vector<WorkPtr> finish_p2p(std::vector<P2pEngine::Request> requests, const CallOptions& call);
   WorkPtr exchange(const Signature& signature, std::vector<Buffer> sends, std::vector<Buffer> recvs,

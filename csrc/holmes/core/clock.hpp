@@ -24,6 +24,27 @@ private:
 };
 using Duration = std::chrono::nanoseconds;
 
+// The same clock for many looks within a microsecond, each of which takes half the time: they are at the processor's
+// counter, where it has a steady one, and every 100 us at the clock, from which it is some nanoseconds off by then. One
+// thread at a time.
+class QuickClock {
+public:
+  Clock::time_point now() noexcept {
+#if defined(__x86_64__)
+    if (has_counter_) {
+      const auto look = [] { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); };
+      return Clock::time_point(std::chrono::nanoseconds(counted_.now([] { return __builtin_ia32_rdtsc(); }, look)));
+    }
+#endif
+    return Clock::now();
+  }
+
+private:
+  static constexpr std::int64_t believed_ns = 100'000;
+  static inline const bool has_counter_ = has_steady_counter();
+  CountedClock counted_{believed_ns};
+};
+
 // What the driver has just seen on the clock, for what ends in its next round and took no time: a look is a system call
 // where the kernel has no vDSO. One thread at a time.
 class RoundClock {

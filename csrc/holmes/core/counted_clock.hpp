@@ -13,10 +13,15 @@
 
 namespace holmes {
 
-// Of one thread. What the counter says is believed for some milliseconds after a look, so whatever becomes of the
+// One thread at a time. What the counter says is believed for a while after a look, so whatever becomes of the
 // counter (a suspended machine, another processor), the time is wrong by a part of that; it never goes back.
 class CountedClock {
 public:
+  // Longer than a round of short messages between two such kernels, which takes one.
+  static constexpr std::int64_t default_believed_ns = 5'000'000;
+
+  // Believes the counter for so long after a look.
+  explicit CountedClock(std::int64_t believed_ns = default_believed_ns) : believed_ns_(believed_ns) {}
   // `count()`: the counter; `look()`: nanoseconds of the system's clock.
   template <typename Count, typename Look>
   std::int64_t now(const Count& count, const Look& look) {
@@ -30,8 +35,6 @@ public:
   }
 
 private:
-  // Longer than a round of short messages between two such kernels, which takes one.
-  static constexpr std::int64_t believed_ns = 5'000'000;
   static constexpr std::int64_t least_ns = 10'000'000;  // apart are two looks that tell the counter's rate
   static constexpr std::uint64_t precision = 100;       // the rate is right to one of so many
 
@@ -56,9 +59,10 @@ private:
       return;
     }
     ns_per_count_ = rate;
-    believed_counts_ = static_cast<std::uint64_t>(static_cast<double>(believed_ns) / rate);
+    believed_counts_ = static_cast<std::uint64_t>(static_cast<double>(believed_ns_) / rate);
   }
 
+  std::int64_t believed_ns_;
   bool has_first_ = false;
   std::uint64_t first_count_ = 0;
   std::int64_t first_ = 0;

@@ -192,6 +192,16 @@ struct WholeCall {
   std::uint64_t number = 0;         // of the group's operations; not compared
 };
 
+// What a calling thread has and others wait for, such as an interpreter's lock.
+class CallerLock {
+public:
+  // More than once, too.
+  virtual void let_go() = 0;
+
+protected:
+  ~CallerLock() = default;
+};
+
 // Options every operation takes.
 struct CallOptions {
   std::optional<Duration> timeout{};  // absent: the communicator's
@@ -209,6 +219,9 @@ struct CallOptions {
   std::shared_ptr<const WholeCall> part_of{};
   // recv only: what Work::source_rank says. Absent: the source.
   std::optional<int> told_source{};
+  // Let go of in all that takes longer than what ranks with shared memory do in a microsecond or two. Only where the
+  // communicator does so (Communicator::lets_go); null: nothing.
+  CallerLock* held = nullptr;
 };
 
 }  // namespace holmes

@@ -95,6 +95,10 @@ private:
   std::optional<Clock::time_point> finished_;
 };
 
+// A completed work of a message from `source`, or of anything else (-1): one for the whole process, which is never let
+// go of, so that handles of it need not be counted (an atomic operation for each copy).
+std::shared_ptr<Work> completed_work(int source);
+
 // Of one call that a signal's handler has interrupted: its works end soon (one was abandoned, and with it what it
 // belongs to), and their memory is the caller's then. A failed one throws nothing.
 void await_all_final(std::span<const std::shared_ptr<Work>> works);

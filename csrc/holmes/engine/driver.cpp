@@ -47,26 +47,31 @@ bool Driver::may_rush(bool is_collective) const {
 }
 
 template <typename Look>
-bool Driver::poll_short(bool is_collective, const Look& look) {
+bool Driver::poll_short(bool is_collective, CallerLock* held, const Look& look) {
   ShortState state = look();
   if (state != ShortState::awaited) return state == ShortState::ready;
   auto spin = spin_.begin(may_rush(is_collective));
-  while (state == ShortState::awaited && !engine_.is_wanted() && spin.goes_on()) state = look();
+  while (state == ShortState::awaited && !engine_.is_wanted()) {
+    if (held && !spin.is_rushing()) held->let_go();
+    if (!spin.goes_on()) break;
+    state = look();
+  }
   has_polled_ = state == ShortState::awaited;
   if (!has_polled_) spin_.succeeded(spin);
   return state == ShortState::ready;
 }
 
-std::size_t Driver::run_short(std::span<ShortMessage> messages, Clock::time_point submitted) {
+std::size_t Driver::run_short(std::span<ShortMessage> messages, CallerLock* held) {
   std::size_t carried = 0;
   {
     const std::unique_lock drive(engine_.drive_lock(), std::try_to_lock);
     if (!drive || !engine_.is_idle()) return 0;
     Operations& operations = engine_.operations();
+    const auto submitted = operations.short_now();
     for (ShortMessage& message : messages) {
       const std::shared_ptr<Work>& completed = operations.completed(message.is_send ? -1 : message.peer);
       const auto look = [&] { return operations.carry_short(message, submitted); };
-      if (!(message.is_send ? look() == ShortState::ready : poll_short(/*is_collective=*/false, look))) break;
+      if (!(message.is_send ? look() == ShortState::ready : poll_short(/*is_collective=*/false, held, look))) break;
       message.completed = completed;
       ++carried;
     }
@@ -75,22 +80,22 @@ std::size_t Driver::run_short(std::span<ShortMessage> messages, Clock::time_poin
   return carried;
 }
 
-ShortRun::ShortRun(Driver& driver, ShortExchange& exchange, Duration timeout)
+ShortRun::ShortRun(Driver& driver, ShortExchange& exchange, Duration timeout, CallerLock* held)
     : driver_(driver), exchange_(exchange), drive_(driver.engine_.drive_lock(), std::try_to_lock) {
   Engine& engine = driver_.engine_;
   if (!drive_ || !engine.is_idle()) return;
   Operations& operations = engine.operations();
-  completed_ = operations.completed(-1);
-  submitted_ = Clock::now();
+  const std::shared_ptr<Work>& completed = operations.completed(-1);  // made before others are in it
   if (!operations.begin_short(exchange, submitted_, record_)) return;
   state_ = State::begun;
   const auto look = [&] { return operations.take_short(exchange, record_, submitted_ + timeout); };
   try {
-    if (!driver_.poll_short(/*is_collective=*/true, look)) return;
+    if (!driver_.poll_short(/*is_collective=*/true, held, look)) return;
   } catch (...) {  // it happens again to who goes on
     return;
   }
   state_ = State::done;
+  completed_ = completed;
   drive_.unlock();
   driver_.leave_rest(/*pauses=*/false);
 }

@@ -30,7 +30,7 @@ public:
   bool run_here(std::unique_ptr<Collective>& collective);
   // Carries messages out in the calling thread, in order, as long as each can be sent whole or comes while it polls,
   // and nothing else is under way. Returns how many.
-  std::size_t run_short(std::span<ShortMessage> messages, Clock::time_point submitted);
+  std::size_t run_short(std::span<ShortMessage> messages, CallerLock* held);
   // Leaves what is queued to the I/O thread, unless a caller waits for it first; of small operations only what cannot
   // be done here at once.
   void run_in_background(std::size_t bytes);
@@ -51,9 +51,9 @@ public:
 private:
   friend class ShortRun;
   // Polls until `look()` finds it ready, as long as that is worth it, it may come to be and nobody else wants the
-  // engine. Returns whether it is.
+  // engine. Returns whether it is. `held`: let go of once it leaves the processor to others; may be null.
   template <typename Look>
-  bool poll_short(bool is_collective, const Look& look);
+  bool poll_short(bool is_collective, CallerLock* held, const Look& look);
   bool may_rush(bool is_collective) const;
   void take_back();
   bool drive_until(const Work& work, std::optional<Clock::time_point> until, std::optional<Clock::time_point> now);
@@ -86,7 +86,7 @@ public:
   enum class State { not_begun, begun, done };
 
   // Not begun where another thread drives or something else is under way.
-  ShortRun(Driver& driver, ShortExchange& exchange, Duration timeout);
+  ShortRun(Driver& driver, ShortExchange& exchange, Duration timeout, CallerLock* held);
   ShortRun(const ShortRun&) = delete;
   ShortRun& operator=(const ShortRun&) = delete;
   // Others are in it: where nothing went on with it the communicator ends.

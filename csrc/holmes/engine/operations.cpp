@@ -54,15 +54,15 @@ bool Operations::submit_own(std::unique_ptr<Collective>& collective) {
   return true;
 }
 
-bool Operations::begin_short(ShortExchange& exchange, Clock::time_point now, std::uint64_t& record) {
+// What others do not wait for comes after what goes to them: theirs is on its way meanwhile.
+bool Operations::begin_short(ShortExchange& exchange, Clock::time_point& submitted, std::uint64_t& record) {
   if (!owed_.has_room() || !exchange.has_room()) return false;
-  {
-    std::lock_guard lock(mutex_);
-    if (is_closed_ || has_new_.load(std::memory_order_relaxed)) return false;
-    exchange.signature().sequence = next_sequence_++;
-    record = group_.recorder->add(holmes::recorded_call(exchange.signature()), WorkState::running, now);
-  }
+  std::lock_guard lock(mutex_);
+  if (is_closed_ || has_new_.load(std::memory_order_relaxed)) return false;
+  exchange.signature().sequence = next_sequence_++;
   exchange.send();
+  submitted = clock_.now();
+  record = group_.recorder->add(holmes::recorded_call(exchange.signature()), WorkState::running, submitted);
   return true;
 }
 
@@ -72,7 +72,7 @@ ShortState Operations::take_short(ShortExchange& exchange, std::uint64_t record,
     return ShortState::awaited;
   }
   if (exchange.append_owed(owed_, deadline)) owed_.added();
-  last_end_ = Clock::now();
+  last_end_ = clock_.now();
   group_.recorder->finish(record, true, last_end_);
   return ShortState::ready;
 }
@@ -100,7 +100,7 @@ ShortState Operations::carry_short(const ShortMessage& message, Clock::time_poin
                                   WorkState::running, submitted);
   }
   p2p_.carry(message);
-  group_.recorder->finish(record, true, Clock::now());
+  group_.recorder->finish(record, true, clock_.now());
   return ShortState::ready;
 }
 
@@ -108,11 +108,7 @@ const std::shared_ptr<Work>& Operations::completed(int source) {
   const auto at = static_cast<std::size_t>(source + 1);
   if (completed_.size() <= at) completed_.resize(at + 1);
   std::shared_ptr<Work>& work = completed_[at];
-  if (!work) {
-    work = std::make_shared<Work>();
-    work->set_source_rank(source);
-    work->complete();
-  }
+  if (!work) work = completed_work(source);
   return work;
 }
 

@@ -36,10 +36,13 @@ public:
   // As submit, of what the driver itself calls; false also where other calls wait for their turn.
   bool submit_own(std::unique_ptr<Collective>& collective);
   // Short calls of the driver itself, where nothing else is under way. One is begun, and sent, where all of it can be;
-  // taken where all has come; or goes on as a collective. `record` is its number in the flight recorder.
-  bool begin_short(ShortExchange& exchange, Clock::time_point now, std::uint64_t& record);
+  // taken where all has come; or goes on as a collective. `submitted`: when it was sent; `record`: its number in the
+  // flight recorder.
+  bool begin_short(ShortExchange& exchange, Clock::time_point& submitted, std::uint64_t& record);
   ShortState take_short(ShortExchange& exchange, std::uint64_t record, Clock::time_point deadline);
   void go_on(std::unique_ptr<Collective> collective, const ShortExchange& exchange, std::uint64_t record);
+  // When short calls are submitted.
+  Clock::time_point short_now() { return clock_.now(); }
   // A message, which is carried out where it is ready.
   ShortState carry_short(const ShortMessage& message, Clock::time_point submitted);
   // A work that is completed, of a message from `source` or, where that is -1, of anything else.
@@ -89,7 +92,7 @@ private:
   bool send_ahead();
 
   Group& group_;
-  std::vector<std::shared_ptr<Work>> completed_;  // by source and one more, each made when first needed
+  std::vector<std::shared_ptr<Work>> completed_;  // by source and one more, each asked for when first needed
   P2pEngine p2p_;
   std::deque<std::unique_ptr<Collective>> queue_;  // the front one runs
   bool front_started_ = false;
@@ -99,6 +102,7 @@ private:
   bool may_send_ahead_ = true;
   Touched touched_;                 // by those before it
   Clock::time_point last_end_{};    // of a collective
+  QuickClock clock_;                // of short calls
   std::vector<Submission> taking_;  // what take_new has not got to, where that threw
   std::shared_ptr<Work> misfit_;    // what take_new threw about
 

@@ -38,7 +38,7 @@ void pause_processor() {
 
 // The first part is measured on the wall clock, which costs no system call.
 bool SpinPolicy::Spin::goes_on() {
-  if (rushed_ < rushes_) {
+  if (is_rushing()) {
     ++rushed_;
     pause_processor();
     return true;

@@ -25,6 +25,8 @@ public:
     // Whether it polled in a rush, and that was not enough.
     bool outlived_rush() const { return rushes_ > 0 && start_.has_value(); }
     bool rushes() const { return rushes_ > 0; }
+    // Whether the next poll leaves nobody else the processor.
+    bool is_rushing() const { return rushed_ < rushes_; }
 
   private:
     Duration spin_;
