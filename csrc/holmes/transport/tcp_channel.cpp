@@ -24,6 +24,10 @@ constexpr std::size_t max_low_water_bytes = 64 * 1024;
 // and its header: 0.12 us for sending and receiving it, 0.04 us for a look in vain).
 constexpr std::size_t small_bytes = 2048;
 
+// What a small piece is received into, with what came behind it: three ranks that send 1 KiB to one, which takes turns
+// with them on two processors, took 16 us a round where each took a system call, and 12 us where they did not.
+constexpr std::size_t ahead_bytes = 16 * 1024;
+
 // Kept at most until more is sent: 16 headers.
 constexpr std::size_t most_kept_bytes = 1024;
 
@@ -116,22 +120,27 @@ std::size_t TcpChannel::send_now(std::span<const iovec> pieces) {
   return static_cast<std::size_t>(sent);
 }
 
-std::size_t TcpChannel::try_recv(std::span<const iovec> pieces) {
-  if (!socket_.tls && is_small(pieces)) {
-    std::array<std::byte, small_bytes> together;
-    iovec one{together.data(), 0};
-    one.iov_len = total_bytes(pieces);
-    const std::size_t received = try_recv({&one, 1});
-    const std::byte* from = together.data();
-    for (const iovec& piece : pieces) {
-      const std::size_t bytes = std::min<std::size_t>(piece.iov_len, together.data() + received - from);
-      if (bytes > 0) std::memcpy(piece.iov_base, from, bytes);
-      from += bytes;
-    }
-    return received;
+// Out of what came ahead.
+std::size_t TcpChannel::take_ahead(std::span<const iovec> pieces) {
+  std::size_t total = 0;
+  for (const iovec& piece : pieces) {
+    const std::size_t bytes = std::min(piece.iov_len, ahead_end_ - ahead_begin_);
+    if (bytes > 0) std::memcpy(piece.iov_base, ahead_.get() + ahead_begin_, bytes);
+    ahead_begin_ += bytes;
+    total += bytes;
   }
+  count_received(total);
+  return total;
+}
+
+std::size_t TcpChannel::try_recv(std::span<const iovec> pieces) {
+  if (ahead_begin_ < ahead_end_) return take_ahead(pieces);
+  const std::size_t wanted = total_bytes(pieces);
+  const bool reads_ahead = !socket_.tls && wanted > 0 && wanted <= small_bytes;
+  if (reads_ahead && !ahead_) ahead_ = std::make_unique_for_overwrite<std::byte[]>(ahead_bytes);
+  const iovec ahead{ahead_.get(), ahead_bytes};
   bool asked = false;
-  const ssize_t received = transfer_limited(pieces, [&](msghdr& message) {
+  const ssize_t received = transfer_limited(reads_ahead ? std::span(&ahead, 1) : pieces, [&](msghdr& message) {
     asked = true;
     return socket_.recv(message);
   });
@@ -140,6 +149,11 @@ std::size_t TcpChannel::try_recv(std::span<const iovec> pieces) {
     throw StreamClosed{peer(), errno};
   }
   if (received == 0 && asked) throw StreamClosed{peer(), 0};
+  if (reads_ahead) {
+    ahead_begin_ = 0;
+    ahead_end_ = static_cast<std::size_t>(received);
+    return take_ahead(pieces);
+  }
   count_received(static_cast<std::size_t>(received));
   return static_cast<std::size_t>(received);
 }
@@ -167,7 +181,7 @@ bool TcpChannel::prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>&
   const short events = static_cast<short>((for_recv ? POLLIN : 0) | (writes ? POLLOUT : 0));
   fds.push_back({socket_.fd.get(), events, 0});
   awaits_send_ = for_send;
-  return !for_recv || !socket_.may_hold_input();
+  return !for_recv || (ahead_begin_ == ahead_end_ && !socket_.may_hold_input());
 }
 
 // A socket whose rate is low would be ready long after it may be higher. And a path is watched for as long as it is the

@@ -1,6 +1,7 @@
 // TcpChannel: a byte stream over one TCP connection that is bound to a NIC.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "holmes/transport/channel.hpp"
@@ -30,9 +31,14 @@ public:
 
 private:
   std::size_t send_now(std::span<const iovec> pieces);
+  std::size_t take_ahead(std::span<const iovec> pieces);
 
   Connection socket_;
   std::vector<std::byte> kept_;  // goes before all that is sent from now on
+  // What came with the last small piece: a peer that does not wait for this rank has sent several of them by then.
+  std::unique_ptr<std::byte[]> ahead_;
+  std::size_t ahead_begin_ = 0;
+  std::size_t ahead_end_ = 0;
   int low_water_bytes_ = 1;
   std::size_t lead_bytes_ = 0;       // 0: the path was not asked yet
   std::uint64_t lead_asked_at_ = 0;  // in bytes sent
