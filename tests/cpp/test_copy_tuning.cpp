@@ -197,13 +197,26 @@ void check_new_size() {
   CHECK(votes[0].way(operation, 4 * bytes, CopyVote::shared) != CopyWay::cma);
 }
 
-// The longer nothing changes, the less is spent on trials.
+// The longer nothing changes, the less is spent on trials, and least where one way is much better.
 void check_few_trials() {
   CallTuning tuning;
-  CHECK(share_of_cma(tuning, mib, {1e-4, 2e-4}, 64) > 0.04);
-  share_of_cma(tuning, mib, {1e-4, 2e-4}, 192);
-  const double share = share_of_cma(tuning, mib, {1e-4, 2e-4}, 2560);
+  CHECK(share_of_cma(tuning, mib, {1e-4, 1.4e-4}, 64) > 0.04);
+  share_of_cma(tuning, mib, {1e-4, 1.4e-4}, 192);
+  const double share = share_of_cma(tuning, mib, {1e-4, 1.4e-4}, 2560);
   CHECK(share > 0.01 && share < 0.02);
+  share_of_cma(tuning, mib, {1e-4, 2e-4}, 1024);
+  const double least = share_of_cma(tuning, mib, {1e-4, 2e-4}, 10240);
+  CHECK(least > 0.003 && least < 0.005);
+  // Once it is less clear, they are more again; and where it turns, that is found.
+  share_of_cma(tuning, mib, {1e-4, 1.4e-4}, 2048);
+  CHECK(share_of_cma(tuning, mib, {1e-4, 1.4e-4}, 2560) > 0.01);
+  share_of_cma(tuning, mib, {1e-4, 2e-4}, 2048);
+  share_of_cma(tuning, mib, {1e-4, 0.8e-4}, 1024);
+  CHECK(share_of_cma(tuning, mib, {1e-4, 0.8e-4}, 2560) > 0.95);
+  Votes votes;
+  share_of_cma({1e-3, 2e-3}, all_measure, 1024, votes);
+  const double of_votes = share_of_cma({1e-3, 2e-3}, all_measure, 10240, votes);
+  CHECK(of_votes > 0.003 && of_votes < 0.005);
 }
 
 // Where ranks share processors, by what this rank waits for meanwhile.

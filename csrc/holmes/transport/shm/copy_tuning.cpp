@@ -50,9 +50,12 @@ const void* end_of(std::span<const iovec> pieces, std::size_t bytes) {
 
 // --- trials ---
 // Of so many calls, some go another way; more of the first ones, as little is known: each cycle is as long as all
-// before it. (1 MiB both ways: trials in each 128 calls took 3 % of the time.)
+// before it, up to these, the second where every other way costs more than `clear_cost` times as much. (1 MiB both
+// ways: trials in each 128 calls took 3 % of the time, in each 256 1.6 %.)
 constexpr unsigned first_cycle_calls = 64;
-constexpr unsigned most_cycle_calls = 256;
+constexpr unsigned long_cycle_calls = 256;
+constexpr unsigned longest_cycle_calls = 1024;
+constexpr double clear_cost = 1.6;
 constexpr unsigned trial_begin = 4;
 constexpr unsigned calls_of_trial = 4;
 constexpr unsigned uncounted_calls = 1;
@@ -67,11 +70,12 @@ struct Trial {
   unsigned number;
   unsigned call;
 };
-std::optional<Trial> trial_of(unsigned calls) {
+std::optional<Trial> trial_of(unsigned calls, bool is_clear) {
   const bool is_first = calls < first_cycle_calls;
-  const unsigned begin = is_first ? 0 : std::max(std::bit_floor(calls), calls - calls % most_cycle_calls);
+  const unsigned most_calls = is_clear ? longest_cycle_calls : long_cycle_calls;
+  const unsigned begin = is_first ? 0 : std::max(std::bit_floor(calls), calls - calls % most_calls);
   const unsigned since = calls - begin - trial_begin;  // large: before the first
-  const unsigned cycle = is_first ? 0 : std::bit_width(calls / first_cycle_calls) + calls / most_cycle_calls;
+  const unsigned cycle = is_first ? 0 : std::bit_width(calls / first_cycle_calls) + calls / most_calls;
   const Trial trial{cycle, since / (2 * calls_of_trial), since % (2 * calls_of_trial)};
   if (trial.number + 1 >= copy_way_count || trial.call >= calls_of_trial) return std::nullopt;
   return trial;
@@ -107,7 +111,7 @@ void CopyCost::add(double s_per_byte, double weight) {
 }
 
 CopyWay WayCosts::next(CopyWay best, const Allowed& allowed) const {
-  const auto trial = trial_of(calls_);
+  const auto trial = trial_of(calls_, is_clear_);
   if (!trial) return best;
   std::array<CopyWay, copy_way_count> others;
   unsigned count = 0;
@@ -119,7 +123,7 @@ CopyWay WayCosts::next(CopyWay best, const Allowed& allowed) const {
 
 void WayCosts::ended(CopyWay way, std::optional<double> s_per_byte) {
   CopyCost& cost = costs_[static_cast<std::size_t>(way)];
-  if (const auto trial = trial_of(calls_)) {
+  if (const auto trial = trial_of(calls_, is_clear_)) {
     if (trial->call == 0) samples_ = 0;
     if (trial->call >= uncounted_calls && s_per_byte) trial_[samples_++] = *s_per_byte;
     if (trial->call + 1 == calls_of_trial && samples_ == trial_samples) {
@@ -131,6 +135,11 @@ void WayCosts::ended(CopyWay way, std::optional<double> s_per_byte) {
     cost.add(*s_per_byte, cost_weight);
   }
   ++calls_;
+}
+
+// In the middle of a cycle of either length, so that no trial is under way.
+void WayCosts::set_clear(bool is_clear) {
+  if (calls_ % long_cycle_calls == long_cycle_calls / 2) is_clear_ = is_clear;
 }
 
 // What is known of the next smaller size holds until more is.
@@ -151,6 +160,7 @@ void CallTuning::ended(std::size_t bytes, std::optional<double> seconds) {
   size.costs.ended(went, seconds ? std::optional(*seconds / static_cast<double>(bytes)) : std::nullopt);
   const CopyWay other = size.best == CopyWay::ring ? CopyWay::cma : CopyWay::ring;
   const double found = size.costs.s_per_byte(other);
+  size.costs.set_clear(found > clear_cost * size.costs.s_per_byte(size.best));
   if (found > 0 && found < change_worth * size.costs.s_per_byte(size.best)) size.best = other;
 }
 
@@ -280,6 +290,9 @@ void CopyVote::ended(int operation, std::size_t bytes, Memory memory, double sec
   if (refused_calls_left_ > 0) --refused_calls_left_;
   for (const CopyWay way : all_ways) allowed_[memory][static_cast<std::size_t>(way)] = total[way] != infinite;
   CopyWay best = preferred(state, memory);
+  // By what all ranks know alike, as they try alike.
+  state.costs.set_clear(std::ranges::all_of(
+      all_ways, [&](CopyWay way) { return way == best || total[way] > static_cast<float>(clear_cost) * total[best]; }));
   for (const CopyWay way : all_ways) {
     if (total[way] == 0 || total[way] >= static_cast<float>(change_worth) * total[best]) continue;
     best = way;

@@ -46,12 +46,15 @@ public:
   CopyWay next(CopyWay best, const Allowed& allowed) const;
   // It took so long; absent: nothing was learned from it.
   void ended(CopyWay way, std::optional<double> s_per_byte);
+  // Whether every other way is known to cost so much more that it need seldom be tried.
+  void set_clear(bool is_clear);
   float s_per_byte(CopyWay way) const { return costs_[static_cast<std::size_t>(way)].s_per_byte(); }
 
 private:
   static constexpr std::size_t trial_samples = 3;
 
   unsigned calls_ = 0;
+  bool is_clear_ = false;
   std::array<CopyCost, copy_way_count> costs_;
   std::array<double, trial_samples> trial_{};  // of the calls of this trial
   std::size_t samples_ = 0;
