@@ -255,6 +255,13 @@ def test_open_mpi_is_kept_to_one_transport_and_interface(name, version, expected
     assert transport_parameters(name, version, {"GLOO_SOCKET_IFNAME": "eth0"}) == expected
 
 
+def test_ucx_chooses_where_the_interface_is_loopback():
+    of_loopback = transport_parameters("ucx-tcp", 5, {"GLOO_SOCKET_IFNAME": "lo"})
+    assert of_loopback["UCX_TLS"] == "tcp,self"
+    assert "UCX_NET_DEVICES" not in of_loopback
+    assert transport_parameters("ucx-tcp", 5, {"GLOO_SOCKET_IFNAME": "eth0"})["UCX_NET_DEVICES"] == "eth0"
+
+
 def test_open_mpi_refuses_ranks_that_mpirun_did_not_start():
     pytest.importorskip("mpi4py", reason="needs mpi4py")
     if find_mpirun() is None:

