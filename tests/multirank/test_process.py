@@ -450,3 +450,46 @@ def test_what_the_system_refuses_a_rank_is_told_to_all(call: int, error: int, wo
     for line in lines:
         assert line.startswith("SystemError rank 1 (host"), run
         assert words in line, run
+
+
+WAITING_BESIDE_A_THREAD = """
+import threading, time
+import numpy as np
+import holmes_comm
+store, rounds = holmes_comm.LocalStore(), 2000
+counts = {}
+def run(rank):
+    comm = holmes_comm.init(store, rank, 2, transport="shm", name="beside")
+    data, message = np.ones(1), np.zeros(1)
+    for _ in range(rounds):  # none of which may wait for the interpreter to take turns (5 ms)
+        comm.barrier()
+        comm.all_reduce(data)
+        comm.send(data, 1) if rank == 0 else comm.recv(message, 0)
+    for name, call in {
+        "barrier": comm.barrier,
+        "broadcast": lambda: comm.broadcast(data, 0),
+        "recv": lambda: comm.recv(message, 0) if rank else comm.send(data, 1),
+        "sendrecv": lambda: comm.sendrecv(data, 1 - rank, message, 1 - rank),
+        "batch": lambda: comm.batch([("send" if rank == 0 else "recv", data, 1 - rank, 0)], async_op=False),
+    }.items():
+        if rank == 0:
+            end, counts[name] = time.monotonic() + 0.1, 0
+            while time.monotonic() < end:
+                counts[name] += 1
+        call()
+begin = time.monotonic()
+threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(time.monotonic() - begin, min(counts.values()))
+"""
+
+
+def test_who_waits_keeps_the_interpreter_from_nobody() -> None:
+    """A call keeps the interpreter's lock for a microsecond or two, in which another thread of the process waits."""
+    run = subprocess.run(
+        [sys.executable, "-c", WAITING_BESIDE_A_THREAD], capture_output=True, text=True, timeout=120, check=True
+    )
+    seconds, least_count = map(float, run.stdout.split())
+    assert seconds < 20, "6000 calls of two threads; one each 5 ms would be 30 s"
+    assert least_count > 1000, "a tenth of a second beside a rank that waits"
