@@ -86,15 +86,16 @@ def report(documents: list[tuple[Run, dict[str, Any]]]) -> str:
     return "\n".join([*head, *(section(run, document) for run, document in documents)])
 
 
-def matrix_section(document: dict[str, Any]) -> str:
+def matrix_section(document: dict[str, Any], picture: str = f"{MATRIX}.png") -> str:
     """Returns the matrix's part of figures.md: the cells that a peer won, from the file that `holmes bench` wrote."""
     cells = [Cell(**cell) for cell in document["cells"]]
     lost = lost_cells(cells)
+    layouts = ", ".join(dict.fromkeys(cell.layout for cell in cells))
     lines = [
-        "## Every operation, size and layout against the best of all",
+        f"## Every operation and size against the best of all: {layouts}",
         "",
         f"{document['date']}: `{document['command']}`. Of {len(cells)} cells {len(lost)} were lost by more than "
-        f"{document['noise']:.0%} in two measurements ([picture](matrix.png)).",
+        f"{document['noise']:.0%} in two measurements ([picture]({picture})).",
         *(f"Not measured: {failure}." for failure in document["failures"]),
         "",
         "| layout | operation | size (bytes) | time (us) | fastest | ratio |",
@@ -132,8 +133,10 @@ def main() -> int:
         execute_matrix(matrix, seconds / MATRIX_SHARE, rounds)
     paths = [(run, arguments.results / f"{run.name}.json") for run in runs]
     text = report([(run, json.loads(path.read_text())) for run, path in paths if path.exists()])
-    if matrix.exists():
-        text += "\n" + matrix_section(json.loads(matrix.read_text()))
+    # Others, matrix-NAME.json, are of another environment: on emulated links Open MPI is version 4.
+    for path in [matrix, *sorted(arguments.results.glob(f"{MATRIX}-*.json"))]:
+        if path.exists():
+            text += "\n" + matrix_section(json.loads(path.read_text()), path.with_suffix(".png").name)
     (arguments.results / "figures.md").write_text(text)
     print(f"{missed} goals missed; {arguments.results / 'figures.md'}")
     return 1 if missed else 0

@@ -80,9 +80,11 @@ def test_the_matrix_is_told_by_what_was_lost():
         }
         for size, ratio in ((8, 0.8), (1024, 0.99))
     ]
-    text = matrix_section(
-        {"date": "2026-01-01", "command": "it", "noise": 0.05, "failures": ["no mpirun"], "cells": cells}
-    )
+    document = {"date": "2026-01-01", "command": "it", "noise": 0.05, "failures": ["no mpirun"], "cells": cells}
+    text = matrix_section(document)
+    assert text.startswith("## Every operation and size against the best of all: tcp-2\n")
+    assert "(matrix.png)" in text
+    assert "(matrix-links.png)" in matrix_section(document, "matrix-links.png")
     assert "Of 2 cells 1 were lost by more than 5% in two" in text
     assert "| tcp-2 | reduce | 8 | 9.0 | ucx | 0.80 |" in text
     assert "| 1024 |" not in text
