@@ -220,6 +220,48 @@ void what_is_kept_goes_though_another_thread_looks() {
   });
 }
 
+// What goes to a rank that is far behind is kept until more of it is to go: no longer than until its sender waits, also
+// for another rank, or does nothing more.
+void what_has_no_use_yet_is_kept() {
+  constexpr int size = 4;
+  constexpr int rounds = 30;
+  std::atomic<int> ahead = 0;
+  std::atomic<int> through = 0;
+  run_local(size, Transport::tcp, [&](Communicator& comm) {
+    std::mt19937 shared(3);
+    for (int round = 0; round < rounds; ++round) {
+      const int root = static_cast<int>(shared() % size);
+      const int count = 1 + static_cast<int>(shared() % 64);
+      const std::size_t words = shared() % 250;
+      const bool goes_out = round % 2 == 0;
+      const bool goes_on = shared() % 2 == 0;
+      const bool is_early = (comm.rank() == root) == goes_out;
+      const int early = goes_out ? 1 : size - 1;
+      while (!is_early && ahead < early) std::this_thread::sleep_for(100us);
+      for (int i = 0; i < count; ++i) {
+        auto data = values(comm.rank() + i, words);
+        if (goes_out) {
+          comm.broadcast(buffer(data, DType::int64), root)->wait();
+          CHECK(data == values(root + i, words));
+        } else {
+          comm.reduce(buffer(data, DType::int64), root, ReduceOp::max)->wait();
+          for (std::size_t k = 0; comm.rank() == root && k < words; ++k) {
+            std::int64_t largest = 0;
+            for (int rank = 0; rank < size; ++rank) largest = std::max(largest, value(rank + i, k));
+            CHECK(data[k] == largest);
+          }
+        }
+      }
+      if (is_early) ++ahead;
+      if (goes_on) check_all_reduce(comm, words);
+      ++through;
+      while (through < size * (round + 1)) std::this_thread::sleep_for(100us);
+      if (comm.rank() == root) ahead = 0;
+      comm.barrier()->wait();
+    }
+  });
+}
+
 void ranks_must_agree() {
   const auto store = make_local_store();
   std::atomic<int> refused = 0;
@@ -245,6 +287,7 @@ int main() {
   ranks_must_agree();
   the_missing_are_named();
   what_is_kept_goes_soon();
+  what_has_no_use_yet_is_kept();
   what_is_kept_goes_though_another_thread_looks();
   for (const Transport transport : {Transport::tcp, Transport::automatic}) {
     ends_before_others_begin(transport);

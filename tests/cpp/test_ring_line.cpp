@@ -127,20 +127,20 @@ void check_channel() {
     if (bytes > header_bytes) pieces.push_back({message.data() + header_bytes, bytes - header_bytes});
     if (ends.sender->short_room_bytes() >= bytes && in_ring < 1000) {
       if (random() % 5 != 0)
-        ends.sender->send_short(pieces);
+        ends.sender->send_short(pieces, /*later=*/false);
       else
         CHECK(ends.sender->try_send(pieces) == bytes);
       sent.insert(sent.end(), message.begin(), message.begin() + static_cast<std::ptrdiff_t>(bytes));
       in_ring += bytes;
       if (random() % 3 == 0) continue;
     }
-    const auto [came, is_elsewhere] = ends.receiver->view_short();
+    const auto [came, is_elsewhere] = ends.receiver->view_short(0);
     CHECK(!is_elsewhere && came.size() == in_ring);
     const std::size_t part = random() % 4 == 0 ? random() % (in_ring + 1) : in_ring;
     if (part == 0) continue;
     if (random() % 2 != 0) {
-      CHECK(ends.receiver->peek_short(part + in_ring + 1) == nullptr);
-      const std::byte* const there = ends.receiver->peek_short(part);
+      CHECK(ends.receiver->peek_short(part + in_ring + 1, /*asks=*/true) == nullptr);
+      const std::byte* const there = ends.receiver->peek_short(part, /*asks=*/true);
       CHECK(there != nullptr);
       taken.insert(taken.end(), there, there + part);
       ends.receiver->consume(part);
@@ -164,13 +164,13 @@ void check_room_is_told() {
     const iovec piece{message.data(), message.size()};
     std::size_t sent = 0;
     while (ends.sender->short_room_bytes() >= message.size()) {
-      ends.sender->send_short({&piece, 1});
+      ends.sender->send_short({&piece, 1}, /*later=*/false);
       sent += message.size();
     }
     CHECK(sent == ends.ring_bytes && ends.sender->try_send({&piece, 1}) == 0);
     std::vector<pollfd> fds;
     CHECK(ends.sender->prepare_wait(false, true, fds));
-    CHECK(ends.receiver->peek_short(message.size()) != nullptr);
+    CHECK(ends.receiver->peek_short(message.size(), /*asks=*/true) != nullptr);
     ends.receiver->consume(message.size());
     if (sleeps)
       static_cast<void>(ends.receiver->prepare_wait(true, false, fds));

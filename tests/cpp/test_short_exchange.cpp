@@ -1,5 +1,5 @@
-// Calls of few bytes between ranks that share memory, which run whole in the calling thread (ShortExchange,
-// ShortMessage): beside everything else that may come before, between and after them.
+// Calls of few bytes, which run whole in the calling thread (ShortCall, ShortMessage), over shared memory and sockets:
+// beside everything else that may come before, between and after them.
 #include <atomic>
 #include <random>
 #include <thread>
@@ -15,8 +15,8 @@ using namespace std::chrono_literals;
 namespace {
 
 // Short and long, some at once, on ranks that are late by turns: longer than they poll, or sleep.
-void any_order(int size, unsigned seed, int rounds) {
-  run_communicators(size, Transport::shm, [&](Communicator& comm) {
+void any_order(Transport transport, int size, unsigned seed, int rounds) {
+  run_communicators(size, transport, [&](Communicator& comm) {
     std::mt19937 shared(seed);
     std::mt19937 own(seed * 100 + static_cast<unsigned>(comm.rank()));
     constexpr std::size_t counts[] = {0, 1, 3, 100, 256, 257, 5000};
@@ -41,8 +41,8 @@ void any_order(int size, unsigned seed, int rounds) {
 }
 
 // Odd sizes, so that nothing in the rings stays aligned, and often around them.
-void bytes_around_the_rings() {
-  run_communicators(2, Transport::shm, [](Communicator& comm) {
+void bytes_around_the_rings(Transport transport) {
+  run_communicators(2, transport, [](Communicator& comm) {
     const int peer = 1 - comm.rank();
     std::vector<unsigned char> sent(2048), received(2048);
     for (std::size_t round = 0; round < 4000; ++round) {
@@ -60,15 +60,16 @@ void bytes_around_the_rings() {
   });
 }
 
-// More than the ring holds, with nobody there to take it.
-void sends_fill_the_ring() {
+// More than the ring or the sockets hold, with nobody there to take it.
+void sends_fill_the_ring(Transport transport) {
+  const int messages = transport == Transport::shm ? 4000 : 30000;
   std::atomic<int> sent = 0;
-  run_communicators(2, Transport::shm, [&](Communicator& comm) {
-    constexpr int messages = 2000;
-    std::vector<std::int64_t> data(256);
+  run_communicators(2, transport, [&](Communicator& comm) {
+    std::vector<std::int64_t> data;
+    const auto size = [](int i) { return static_cast<std::size_t>(100 + i % 157); };
     if (comm.rank() == 0) {
       for (int i = 0; i < messages; ++i) {
-        data.assign(256, i);
+        data.assign(size(i), i);
         comm.send(buffer(data, DType::int64), 1, 5)->wait();
         ++sent;
       }
@@ -76,18 +77,19 @@ void sends_fill_the_ring() {
       std::this_thread::sleep_for(100ms);
       CHECK(sent > 0 && sent < messages);
       for (int i = 0; i < messages; ++i) {
+        data.assign(size(i), -1);
         const WorkPtr work = comm.recv(buffer(data, DType::int64), 0, 5);
         work->wait();
         CHECK(work->source_rank() == 0);
-        CHECK(data == std::vector<std::int64_t>(256, i));
+        CHECK(data == std::vector<std::int64_t>(size(i), i));
       }
     }
   });
 }
 
 // Messages match by tag whatever way each went: short ones, long ones, those that came before their receive.
-void messages_match() {
-  run_communicators(2, Transport::shm, [](Communicator& comm) {
+void messages_match(Transport transport) {
+  run_communicators(2, transport, [](Communicator& comm) {
     CallOptions async;
     async.async = true;
     std::vector<std::int64_t> one(1), many(20000, 7), other(1);
@@ -128,8 +130,8 @@ void messages_match() {
 }
 
 // Two threads of a rank at one communicator: one calls collectives, the other exchanges messages.
-void two_threads() {
-  run_communicators(2, Transport::shm, [](Communicator& comm) {
+void two_threads(Transport transport) {
+  run_communicators(2, transport, [](Communicator& comm) {
     const int peer = 1 - comm.rank();
     std::thread messages([&] {
       std::int64_t out = 0, in = -1;
@@ -150,9 +152,10 @@ void two_threads() {
 }
 
 // What one rank calls otherwise is told to all, in the words of every collective.
-void disagreement(const std::function<void(Communicator&)>& right, const std::function<void(Communicator&)>& wrong) {
+void disagreement(Transport transport, const std::function<void(Communicator&)>& right,
+                  const std::function<void(Communicator&)>& wrong) {
   std::atomic<int> told = 0;
-  run_communicators(3, Transport::shm, [&](Communicator& comm) {
+  run_communicators(3, transport, [&](Communicator& comm) {
     try {
       comm.barrier()->wait();
       (comm.rank() == 1 ? wrong : right)(comm);
@@ -166,7 +169,7 @@ void disagreement(const std::function<void(Communicator&)>& right, const std::fu
   CHECK(told == 3);
 }
 
-void disagreements() {
+void disagreements(Transport transport) {
   const auto reduce_all = [](std::size_t count, DType dtype, ReduceOp op) {
     return [=](Communicator& comm) {
       std::vector<std::int64_t> data(64);
@@ -174,22 +177,22 @@ void disagreements() {
     };
   };
   const auto right = reduce_all(4, DType::int64, ReduceOp::sum);
-  disagreement(right, reduce_all(5, DType::int64, ReduceOp::sum));
-  disagreement(right, reduce_all(3, DType::int64, ReduceOp::sum));
-  disagreement(right, reduce_all(4, DType::float64, ReduceOp::sum));
-  disagreement(right, reduce_all(4, DType::int64, ReduceOp::max));
-  disagreement(right, [](Communicator& comm) { comm.barrier()->wait(); });
+  disagreement(transport, right, reduce_all(5, DType::int64, ReduceOp::sum));
+  disagreement(transport, right, reduce_all(3, DType::int64, ReduceOp::sum));
+  disagreement(transport, right, reduce_all(4, DType::float64, ReduceOp::sum));
+  disagreement(transport, right, reduce_all(4, DType::int64, ReduceOp::max));
+  disagreement(transport, right, [](Communicator& comm) { comm.barrier()->wait(); });
   const auto send_all = [](int root) {
     return [=](Communicator& comm) {
       std::int64_t data = 1;
       comm.broadcast({&data, 1, DType::int64, nullptr}, root)->wait();
     };
   };
-  disagreement(send_all(0), send_all(2));
+  disagreement(transport, send_all(0), send_all(2));
 }
 
 // Who is missing is named at the deadline, who leaves at once.
-void missing() {
+void missing(Transport transport) {
   std::atomic<bool> is_over = false;
   run_communicators(
       3, Transport::shm,
@@ -208,7 +211,7 @@ void missing() {
         CHECK(contains(message, "rank 2"));
       },
       1, 1s);
-  run_communicators(2, Transport::shm, [](Communicator& comm) {
+  run_communicators(2, transport, [](Communicator& comm) {
     std::int64_t data = 0;
     if (comm.rank() == 1) return;
     std::string message;
@@ -222,8 +225,8 @@ void missing() {
 }
 
 // Another thread's abort ends a rank that polls.
-void aborted() {
-  run_communicators(2, Transport::shm, [](Communicator& comm) {
+void aborted(Transport transport) {
+  run_communicators(2, transport, [](Communicator& comm) {
     std::thread other([&] {
       std::this_thread::sleep_for(20ms);
       if (comm.rank() == 0) comm.abort("the test said so");
@@ -240,8 +243,8 @@ void aborted() {
 }
 
 // The flight recorder tells of each, in order.
-void recorded() {
-  run_communicators(2, Transport::shm, [](Communicator& comm) {
+void recorded(Transport transport) {
+  run_communicators(2, transport, [](Communicator& comm) {
     const int peer = 1 - comm.rank();
     std::int64_t out = 1, in = 0;
     for (int i = 0; i < 10; ++i) {
@@ -270,14 +273,16 @@ void recorded() {
 }  // namespace
 
 int main() {
-  for (const int size : {2, 3, 5, 8}) any_order(size, static_cast<unsigned>(size), 300 / size);
-  bytes_around_the_rings();
-  sends_fill_the_ring();
-  messages_match();
-  two_threads();
-  disagreements();
-  missing();
-  aborted();
-  recorded();
+  for (const Transport transport : {Transport::shm, Transport::tcp}) {
+    for (const int size : {2, 3, 4, 5, 8}) any_order(transport, size, static_cast<unsigned>(size), 300 / size);
+    bytes_around_the_rings(transport);
+    sends_fill_the_ring(transport);
+    messages_match(transport);
+    two_threads(transport);
+    disagreements(transport);
+    missing(transport);
+    aborted(transport);
+    recorded(transport);
+  }
   std::printf("short_exchange: all checks passed\n");
 }

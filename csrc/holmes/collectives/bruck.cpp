@@ -1,7 +1,6 @@
 #include "holmes/collectives/bruck.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "holmes/reduce/reduce.hpp"
@@ -13,13 +12,6 @@ std::vector<std::size_t> bytes_of(const std::vector<Buffer>& buffers) {
   std::vector<std::size_t> bytes;
   for (const Buffer& buffer : buffers) bytes.push_back(buffer.bytes());
   return bytes;
-}
-
-// The step that bridges `distance` ranks: k for 2^k, -1 for others.
-int step_of(int distance) {
-  const auto value = static_cast<unsigned>(distance);
-  // Not std::has_single_bit, which calls a library where the processor may lack an instruction that counts bits.
-  return value != 0 && (value & (value - 1)) == 0 ? std::countr_zero(value) : -1;
 }
 
 }  // namespace
@@ -38,30 +30,21 @@ void Bruck::start() {
   fill_own(staging_);
 }
 
-int Bruck::step_to(int peer) const { return step_of((group_.rank - peer + group_.size) % group_.size); }
-int Bruck::step_from(int peer) const { return step_of((peer - group_.rank + group_.size) % group_.size); }
-int Bruck::steps() const { return std::bit_width(static_cast<unsigned>(group_.size - 1)); }
-
 int Bruck::steps_received() const {
   int step = 0;
-  while (step < steps()) {
-    const int peer = (group_.rank + (1 << step)) % group_.size;
+  while (step < steps_.count()) {
+    const int peer = steps_.from(step);
     if (!header_received(peer) || received_bytes(peer) < recv_total_bytes(peer)) break;
     ++step;
   }
   return step;
 }
 
-std::size_t Bruck::slots_of_step(int step) const {
-  const std::size_t distance = std::size_t{1} << step;
-  return std::min(distance, static_cast<std::size_t>(group_.size) - distance);
-}
-
 std::size_t Bruck::recv_total_bytes(int peer) const {
-  const int step = step_from(peer);
+  const int step = steps_.step_from(peer);
   if (step < 0) return 0;
-  const std::size_t first = std::size_t{1} << step;
-  return begin_[first + slots_of_step(step)] - begin_[first];
+  const std::size_t first = BruckSteps::first_slot(step);
+  return begin_[first + steps_.slots(step)] - begin_[first];
 }
 
 iovec Bruck::next_send(int peer, std::size_t done_bytes) {
@@ -69,12 +52,12 @@ iovec Bruck::next_send(int peer, std::size_t done_bytes) {
 }
 
 iovec Bruck::next_recv(int peer, std::size_t done_bytes) {
-  const std::size_t first = std::size_t{1} << step_from(peer);
+  const std::size_t first = BruckSteps::first_slot(steps_.step_from(peer));
   return {staging_ + begin_[first] + done_bytes, recv_total_bytes(peer) - done_bytes};
 }
 
 bool Bruck::compute() {
-  if (finished_ || steps_received() < steps()) return false;
+  if (finished_ || steps_received() < steps_.count()) return false;
   finished_ = true;
   finish();
   return true;

@@ -4,6 +4,7 @@
 // exchange.
 #pragma once
 
+#include "holmes/collectives/bruck_steps.hpp"
 #include "holmes/collectives/collective.hpp"
 
 namespace holmes {
@@ -22,12 +23,14 @@ protected:
   // All blocks are there.
   virtual void finish() = 0;
   // Valid in `finish`.
-  const std::byte* block(int rank) const { return staging_ + begin_[slot_of(rank)]; }
+  const std::byte* block(int rank) const { return staging_ + begin_[steps_.slot_of(rank)]; }
 
-  bool sends_to(int peer) const final { return step_to(peer) >= 0; }
-  bool receives_from(int peer) const final { return step_from(peer) >= 0; }
-  bool may_send(int peer) const final { return steps_received() >= step_to(peer); }
-  std::size_t send_total_bytes(int peer) const final { return sends_to(peer) ? end_of_step(step_to(peer)) : 0; }
+  bool sends_to(int peer) const final { return steps_.step_to(peer) >= 0; }
+  bool receives_from(int peer) const final { return steps_.step_from(peer) >= 0; }
+  bool may_send(int peer) const final { return steps_received() >= steps_.step_to(peer); }
+  std::size_t send_total_bytes(int peer) const final {
+    return sends_to(peer) ? begin_[steps_.slots(steps_.step_to(peer))] : 0;
+  }
   std::size_t recv_total_bytes(int peer) const final;
   iovec next_send(int peer, std::size_t done_bytes) final;
   iovec next_recv(int peer, std::size_t done_bytes) final;
@@ -35,19 +38,9 @@ protected:
   bool is_computed() const final { return finished_; }
 
 private:
-  // Slot j holds the block of the rank j above this one.
-  std::size_t slot_of(int rank) const {
-    return static_cast<std::size_t>((rank - group_.rank + group_.size) % group_.size);
-  }
-  // The step in which this rank sends to / receives from `peer`; -1: in none.
-  int step_to(int peer) const;
-  int step_from(int peer) const;
-  int steps() const;
   int steps_received() const;
-  // Bytes of the slots that travel in a step, which are the first ones of the sender.
-  std::size_t end_of_step(int step) const { return begin_[slots_of_step(step)]; }
-  std::size_t slots_of_step(int step) const;
 
+  const BruckSteps steps_{group_.rank, group_.size};
   std::vector<std::size_t> begin_;  // of each slot in staging; one more for the end
   std::byte* staging_ = nullptr;
   bool finished_ = false;

@@ -70,6 +70,32 @@ std::unique_ptr<Collective> direct_reduce(Group& group, const Signature& signatu
 
 }  // namespace
 
+ShortForm short_form(const Group& group, OpCode op, std::size_t pair_bytes) {
+  if (pair_bytes > most_short_bytes) return ShortForm::none;
+  if (!relays(group)) return ShortForm::one_step;
+  const auto size = static_cast<std::size_t>(group.size);
+  switch (op) {
+    case OpCode::gather:
+    case OpCode::scatter:
+    case OpCode::all_to_all:
+      return ShortForm::one_step;
+    case OpCode::broadcast:
+      if (goes_straight(group, pair_bytes)) return ShortForm::one_step;
+      return pays_in_chain(group, pair_bytes) ? ShortForm::none : ShortForm::log_steps;
+    case OpCode::reduce:
+      return goes_straight(group, pair_bytes) || group.size <= most_direct_ranks ? ShortForm::one_step
+                                                                                 : ShortForm::none;
+    case OpCode::reduce_scatter:
+      return pair_bytes * size <= most_short_bytes ? ShortForm::log_steps : ShortForm::none;
+    case OpCode::all_gather:
+    case OpCode::all_reduce:
+    case OpCode::barrier:
+      return takes_log_steps(group, pair_bytes * size) ? ShortForm::log_steps : ShortForm::none;
+    default:
+      return ShortForm::none;
+  }
+}
+
 std::unique_ptr<Collective> choose_all_reduce(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                               Clock::time_point deadline, Buffer data) {
   const std::size_t one_step_bytes = data.bytes() * static_cast<std::size_t>(group.size - 1);

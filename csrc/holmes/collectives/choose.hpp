@@ -5,6 +5,11 @@
 
 namespace holmes {
 
+// What an operation is on the wire, with so many bytes between two ranks at most and as many ranks as a short call
+// takes: ShortExchange, ShortBruck, or neither.
+enum class ShortForm { none, one_step, log_steps };
+ShortForm short_form(const Group& group, OpCode op, std::size_t pair_bytes);
+
 std::unique_ptr<Collective> choose_all_reduce(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                               Clock::time_point deadline, Buffer data);
 std::unique_ptr<Collective> choose_reduce_scatter(Group& group, const Signature& signature, std::shared_ptr<Work> work,

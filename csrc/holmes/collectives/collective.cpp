@@ -35,7 +35,7 @@ void Collective::prepare() {
         make_header(signature_, group_.slice_bytes, send_total_bytes(peer), recv_total_bytes(peer), copies_.ballot());
     if (sends_to(peer)) flow.out_total = collective_header_bytes + send_total_bytes(peer);
     if (receives_from(peer)) flow.in_total = collective_header_bytes + recv_total_bytes(peer);
-    if (was_sent_) flow.out_bytes = flow.out_total;
+    if (!gone_bytes_.empty()) flow.out_bytes = gone_bytes_[static_cast<std::size_t>(peer)];
     open_sends_ += flow.out_bytes < flow.out_total;
     open_flows_ += (flow.out_bytes < flow.out_total) + (flow.in_total > 0);
   }
@@ -215,10 +215,7 @@ std::size_t Collective::send(int peer, std::span<const iovec> pieces, bool lasts
   if (lasts) return channel.try_send_lasting(pieces);
   if (!ends_early_ || flows_[peer].out_total > collective_header_bytes) return channel.try_send(pieces);
   const std::size_t bytes = channel.try_send_later(pieces);  // the peer's part ends without it
-  if (channel.keeps_any()) {
-    group_.keeps_any = true;
-    group_.kept_until = std::max(group_.kept_until, deadline_);
-  }
+  if (channel.keeps_any()) group_.keep_until(deadline_);
   return bytes;
 }
 

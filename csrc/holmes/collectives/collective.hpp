@@ -52,8 +52,8 @@ public:
 
   // Called once, when the operation becomes the running one.
   virtual void start() {}
-  // Before it is started: all that this rank sends has gone already (see ShortExchange).
-  void set_sent() { was_sent_ = true; }
+  // Before it is started: so much of what this rank sends, by rank, has gone already (see ShortCall).
+  void set_gone(std::vector<std::size_t> gone_bytes) { gone_bytes_ = std::move(gone_bytes); }
   // Moves what can be moved without blocking. Returns whether anything moved. Throws StreamClosed, MismatchError, ...
   bool advance();
   bool is_done() const;
@@ -172,7 +172,7 @@ private:
   int open_flows_ = 0;  // directions that are not finished
   int open_sends_ = 0;  // of these
   bool prepared_ = false;
-  bool was_sent_ = false;
+  std::vector<std::size_t> gone_bytes_;  // empty: nothing
   bool ends_early_ = false;
   CopyCall copies_;
   Pace pace_;

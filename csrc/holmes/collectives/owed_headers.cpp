@@ -6,8 +6,6 @@
 namespace holmes {
 namespace {
 
-// Operations that a rank may be ahead of each other one.
-constexpr std::size_t most_ahead = 64;
 // Operations after which it looks whether their headers have come: so many are read at once.
 constexpr unsigned operations_per_look = max_pieces;
 
@@ -20,7 +18,7 @@ OwedHeaders::OwedHeaders(Group& group) : group_(group), queues_(static_cast<std:
 void OwedHeaders::add(int peer, const CollectiveHeader& own, const CollectiveHeader& theirs, std::size_t got_bytes,
                       Clock::time_point deadline) {
   queues_[static_cast<std::size_t>(peer)].headers.push_back({own, theirs, got_bytes, deadline});
-  group_.owed[static_cast<std::size_t>(peer)] = 1;
+  ++group_.owed[static_cast<std::size_t>(peer)];
   ++count_;
 }
 
@@ -28,9 +26,8 @@ void OwedHeaders::added() {
   if (++unread_ >= operations_per_look) receive();
 }
 
-bool OwedHeaders::has_room() const {
-  return count_ < most_ahead ||
-         std::ranges::all_of(queues_, [](const Queue& queue) { return queue.size() < most_ahead; });
+bool OwedHeaders::has_room_from(std::size_t limit) const {
+  return count_ < limit || std::ranges::all_of(queues_, [=](const Queue& queue) { return queue.size() < limit; });
 }
 
 bool OwedHeaders::receive() {
@@ -69,7 +66,7 @@ bool OwedHeaders::receive(int peer) {
       --count_;
     }
   }
-  if (queue.is_empty()) group_.owed[static_cast<std::size_t>(peer)] = 0;
+  group_.owed[static_cast<std::size_t>(peer)] = static_cast<std::uint32_t>(queue.size());
   if (queue.is_empty() || queue.first >= most_ahead) {
     queue.headers.erase(queue.headers.begin(), queue.headers.begin() + static_cast<std::ptrdiff_t>(queue.first));
     queue.first = 0;

@@ -25,7 +25,9 @@ public:
   // Reads what is there, of each peer in order. Returns whether anything came. Throws MismatchError, StreamClosed, ...
   bool receive();
   // Whether one more operation may end here: a rank may be so many ahead of each other one.
-  bool has_room() const;
+  bool has_room() const { return has_room_from(most_ahead); }
+  // Whether one that has waited for room is to go on: it waits once for many operations, not for each.
+  bool has_much_room() const { return has_room_from(most_ahead / 2); }
   // Whether a peer of which `is_there(peer)` owes anything yet whose time is not up.
   template <typename IsThere>
   bool is_owed(Clock::time_point now, const IsThere& is_there) const {
@@ -37,6 +39,10 @@ public:
   void clear();
 
 private:
+  // Operations that a rank may be ahead of each other one.
+  static constexpr std::size_t most_ahead = 64;
+
+  bool has_room_from(std::size_t limit) const;
   struct Header {
     CollectiveHeader own;
     CollectiveHeader theirs;

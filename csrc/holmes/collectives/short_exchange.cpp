@@ -2,34 +2,25 @@
 
 #include <cstring>
 
-#include "holmes/reduce/reduce.hpp"
-
 namespace holmes {
-ShortExchange::ShortExchange(Group& group, const Signature& signature)
-    : group_(group), signature_(signature), ends_early_(group.local_completion && signature.root.has_value()) {}
-
-void ShortExchange::set(int peer, const void* sent, std::size_t sent_bytes, void* received,
-                        std::size_t received_bytes) {
-  Flow& flow = flows_[static_cast<std::size_t>(peer)];
-  flow.sent = sent;
-  flow.sent_bytes = sent_bytes;
-  flow.received = received;
-  flow.received_bytes = received_bytes;
-  flow.payload = nullptr;
-  flow.is_owed = false;
-}
 
 bool ShortExchange::has_room() const {
   for (int peer = 0; peer < group_.size; ++peer)
-    if (peer != group_.rank && talks_to(peer) &&
-        group_.channels[peer]->short_room_bytes() < collective_header_bytes + flows_[peer].sent_bytes)
-      return false;
+    if (peer != group_.rank && talks_to(peer) && !has_room_for(peer, flows_[peer].sent_bytes)) return false;
   return true;
 }
 
+// The peer has more of this rank's operations to go through than headers are kept (Channel::try_send_later) or wait to
+// be read.
+bool ShortExchange::is_behind(int peer) const {
+  constexpr std::uint32_t far_ahead = 32;
+  return !group_.owed.empty() && group_.owed[static_cast<std::size_t>(peer)] >= far_ahead;
+}
+
 // Each rank starts with another peer, as in Collective.
-void ShortExchange::send() {
+bool ShortExchange::send() {
   const CollectiveHeader common = make_header(signature_, group_.slice_bytes, 0, 0, {});
+  bool all_gone = true;
   for (int step = 1; step < group_.size; ++step) {
     const int peer = (group_.rank + step) % group_.size;
     if (!talks_to(peer)) continue;
@@ -37,48 +28,37 @@ void ShortExchange::send() {
     flow.out = common;
     flow.out.payload_bytes = flow.sent_bytes;
     flow.out.expected_bytes = flow.received_bytes;
-    const std::array pieces{iovec{&flow.out, collective_header_bytes},
-                            iovec{const_cast<void*>(flow.sent), flow.sent_bytes}};
-    group_.channels[peer]->send_short({pieces.data(), flow.sent_bytes > 0 ? pieces.size() : 1});
+    // The peer's part ends without a header alone.
+    const bool later = ends_early_ && (flow.sent_bytes == 0 || is_behind(peer));
+    all_gone &= post(peer, flow.sent, flow.sent_bytes, later);
   }
+  return all_gone;
 }
 
-// Whether all is there that `peer` sends, or is not waited for.
-bool ShortExchange::look_at(int peer) {
-  Flow& flow = flows_[peer];
-  if (flow.payload) return true;
-  const std::byte* const came = !group_.owed.empty() && group_.owed[static_cast<std::size_t>(peer)]
-                                    ? nullptr
-                                    : group_.channels[peer]->peek_short(collective_header_bytes + flow.received_bytes);
-  flow.is_owed = !came && ends_early_ && flow.received_bytes == 0;
-  if (!came) return flow.is_owed;
-  CollectiveHeader theirs;
-  std::memcpy(&theirs, came, collective_header_bytes);
-  if (!is_same_call(flow.out, theirs)) return false;
-  flow.payload = came + collective_header_bytes;
-  return true;
-}
-
-bool ShortExchange::take() {
-  for (int peer = 0; peer < group_.size; ++peer)
-    if (peer != group_.rank && talks_to(peer) && !look_at(peer)) return false;
+ShortState ShortExchange::take() {
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank || !talks_to(peer)) continue;
+    Flow& flow = flows_[peer];
+    const bool may_be_owed = ends_early_ && flow.received_bytes == 0;
+    const ShortState state = look_at(peer, flow.received_bytes, /*asks=*/!may_be_owed);
+    flow.is_owed = may_be_owed && state == ShortState::awaited;
+    if (state != ShortState::ready && !flow.is_owed) return state;
+  }
   finish();
-  return true;
+  return ShortState::ready;
 }
 
 void ShortExchange::finish() {
-  Flow& own = flows_[group_.rank];
   if (reduced_count_ > 0) {
     std::array<const void*, most_ranks> sources;
     for (int peer = 0; peer < group_.size; ++peer)
-      sources[peer] = peer == group_.rank ? own.sent : flows_[peer].payload;
-    reduce(own.received, sources.data(), group_.size, reduced_count_, signature_.dtype, *signature_.reduction,
-           signature_.average_over.value_or(group_.size));
-  } else if (own.received_bytes > 0 && own.received != own.sent) {
-    std::memmove(own.received, own.sent, own.received_bytes);
+      sources[peer] = peer == group_.rank ? flows_[peer].sent : flows_[peer].payload;
+    reduce_all(sources.data());
+  } else {
+    copy_own();
   }
   for (int peer = 0; peer < group_.size; ++peer) {
-    Flow& flow = flows_[peer];
+    const Flow& flow = flows_[peer];
     if (peer == group_.rank || !talks_to(peer) || flow.is_owed) continue;
     if (reduced_count_ == 0 && flow.received_bytes > 0) std::memcpy(flow.received, flow.payload, flow.received_bytes);
     group_.channels[peer]->consume(collective_header_bytes + flow.received_bytes);

@@ -11,6 +11,8 @@
 #include "holmes/collectives/choose.hpp"
 #include "holmes/collectives/digest.hpp"
 #include "holmes/collectives/exchange.hpp"
+#include "holmes/collectives/short_bruck.hpp"
+#include "holmes/collectives/short_exchange.hpp"
 #include "holmes/comm/communicator.hpp"
 #include "holmes/core/cpu_list.hpp"
 #include "holmes/core/descriptors.hpp"
@@ -348,12 +350,20 @@ template <typename Fill, typename Make>
 WorkPtr HostCommunicator::run_short(const Signature& signature, std::size_t pair_bytes, const CallOptions& options,
                                     const Fill& fill, const Make& make) {
   Group& group = engine_->group();
-  if (!group.takes_short || pair_bytes > most_short_bytes || options.async || digest_every_ > 0) return nullptr;
+  if (!group.takes_short || options.async || digest_every_ > 0) return nullptr;
+  const ShortForm form = short_form(group, signature.op, pair_bytes);
+  if (form == ShortForm::none) return nullptr;
+  if (form == ShortForm::log_steps) return run_short(ShortBruck(group, signature), options, fill, make);
+  return run_short(ShortExchange(group, signature), options, fill, make);
+}
+
+template <typename Fill, typename Make>
+WorkPtr HostCommunicator::run_short(ShortCall&& called, const CallOptions& options, const Fill& fill,
+                                    const Make& make) {
   engine_->throw_if_inherited();
   arguments_.check_not_compressed(options);
-  ShortExchange exchange(group, signature);
-  fill(exchange);
-  ShortRun run(engine_->driver(), exchange, options.timeout.value_or(options_.timeout), options.held);
+  fill(called);
+  ShortRun run(engine_->driver(), called, options.timeout.value_or(options_.timeout), options.held);
   if (run.state() == ShortRun::State::not_begun) return nullptr;
   if (run.state() == ShortRun::State::done) return run.completed();
   const Call call = begin(options, run.submitted());
@@ -402,10 +412,9 @@ WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions optio
   const auto make = [&](const Call& call) {
     return choose_all_reduce(engine_->group(), signature, call.work, call.deadline, data);
   };
-  const auto fill = [&](ShortExchange& exchange) {
-    for (int peer = 0; peer < options_.size; ++peer)
-      exchange.set(peer, data.data, data.bytes(), data.data, data.bytes());
-    exchange.set_reduction(data.count);
+  const auto fill = [&](ShortCall& called) {
+    for (int peer = 0; peer < options_.size; ++peer) called.set(peer, data.data, data.bytes(), data.data, data.bytes());
+    called.set_reduction(data.count);
   };
   if (WorkPtr work = run_short(signature, data.bytes(), options, fill, make)) return work;
   Call call = begin_alike(options);
@@ -429,10 +438,10 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
     return choose_reduce_scatter(engine_->group(), signature, call.work, call.deadline, std::move(output),
                                  std::move(inputs));
   };
-  const auto fill = [&](ShortExchange& exchange) {
+  const auto fill = [&](ShortCall& called) {
     for (int peer = 0; peer < options_.size; ++peer)
-      exchange.set(peer, inputs[peer].data, inputs[peer].bytes(), output.data, output.bytes());
-    exchange.set_reduction(output.count);
+      called.set(peer, inputs[peer].data, inputs[peer].bytes(), output.data, output.bytes());
+    called.set_reduction(output.count);
   };
   return run(signature, largest_bytes(inputs), options, fill, make);
 }
@@ -450,11 +459,11 @@ WorkPtr HostCommunicator::reduce(Buffer data, int root, ReduceOp op, CallOptions
   const auto make = [&](const Call& call) {
     return choose_reduce(engine_->group(), signature, call.work, call.deadline, std::move(data));
   };
-  const auto fill = [&](ShortExchange& exchange) {
+  const auto fill = [&](ShortCall& called) {
     const bool is_root = root == options_.rank;
     for (int peer = 0; peer < options_.size; ++peer)
-      exchange.set(peer, data.data, peer == root ? data.bytes() : 0, data.data, is_root ? data.bytes() : 0);
-    if (is_root) exchange.set_reduction(data.count);
+      called.set(peer, data.data, peer == root ? data.bytes() : 0, data.data, is_root ? data.bytes() : 0);
+    if (is_root) called.set_reduction(data.count);
   };
   return run(signature, data.bytes(), options, fill, make);
 }
@@ -464,9 +473,9 @@ WorkPtr HostCommunicator::exchange(const Signature& signature, std::vector<Buffe
   const auto make = [&](const Call& call) {
     return choose_exchange(engine_->group(), signature, call.work, call.deadline, std::move(sends), std::move(recvs));
   };
-  const auto fill = [&](ShortExchange& exchange) {
+  const auto fill = [&](ShortCall& called) {
     for (int peer = 0; peer < options_.size; ++peer)
-      exchange.set(peer, sends[peer].data, sends[peer].bytes(), recvs[peer].data, recvs[peer].bytes());
+      called.set(peer, sends[peer].data, sends[peer].bytes(), recvs[peer].data, recvs[peer].bytes());
   };
   const std::size_t most_bytes = std::max(largest_bytes(sends), largest_bytes(recvs));
   return run(signature, most_bytes, options, fill, make);
@@ -485,9 +494,9 @@ WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
   const auto make = [&](const Call& call) {
     return choose_all_gather(engine_->group(), signature, call.work, call.deadline, outputs, std::move(input));
   };
-  const auto fill = [&](ShortExchange& exchange) {
+  const auto fill = [&](ShortCall& called) {
     for (int peer = 0; peer < options_.size; ++peer)
-      exchange.set(peer, input.data, input.bytes(), outputs[peer].data, outputs[peer].bytes());
+      called.set(peer, input.data, input.bytes(), outputs[peer].data, outputs[peer].bytes());
   };
   const std::size_t most_bytes = std::max(input.bytes(), largest_bytes(outputs));
   if (WorkPtr work = run_short(signature, most_bytes, options, fill, make)) return work;
@@ -507,10 +516,10 @@ WorkPtr HostCommunicator::broadcast(Buffer data, int root, CallOptions options) 
   const auto make = [&](const Call& call) {
     return choose_broadcast(engine_->group(), signature, call.work, call.deadline, data);
   };
-  const auto fill = [&](ShortExchange& exchange) {
+  const auto fill = [&](ShortCall& called) {
     const bool is_root = root == options_.rank;
     for (int peer = 0; peer < options_.size; ++peer)
-      exchange.set(peer, data.data, is_root ? data.bytes() : 0, data.data, peer == root ? data.bytes() : 0);
+      called.set(peer, data.data, is_root ? data.bytes() : 0, data.data, peer == root ? data.bytes() : 0);
   };
   if (WorkPtr work = run_short(signature, data.bytes(), options, fill, make)) return work;
   Call call = begin_alike(options);
@@ -572,8 +581,8 @@ WorkPtr HostCommunicator::barrier(CallOptions options) {
     return choose_all_gather(engine_->group(), signature, call.work, call.deadline,
                              no_data(DType::uint8, options_.size), Buffer{});
   };
-  const auto fill = [&](ShortExchange& exchange) {
-    for (int peer = 0; peer < options_.size; ++peer) exchange.set(peer, nullptr, 0, nullptr, 0);
+  const auto fill = [&](ShortCall& called) {
+    for (int peer = 0; peer < options_.size; ++peer) called.set(peer, nullptr, 0, nullptr, 0);
   };
   return run(signature, 0, options, fill, make);
 }
@@ -582,8 +591,7 @@ WorkPtr HostCommunicator::barrier(CallOptions options) {
 std::size_t HostCommunicator::run_short(std::span<const P2pCall> calls, const CallOptions& options,
                                         std::span<WorkPtr> works) {
   constexpr std::size_t most_messages = 32;
-  if (options.async || options.told_source || calls.size() > most_messages || !engine_->group().any_shared_memory)
-    return 0;
+  if (options.async || options.told_source || calls.size() > most_messages) return 0;
   std::array<ShortMessage, most_messages> messages;
   std::array<std::size_t, most_messages> places{};
   std::size_t count = 0;
@@ -593,14 +601,15 @@ std::size_t HostCommunicator::run_short(std::span<const P2pCall> calls, const Ca
       if (calls[i].is_send != sends) continue;
       if (buffer.device || buffer.bytes() > most_short_bytes) return 0;
       arguments_.check_peer(sends, calls[i].peer);
-      if (!engine_->takes_short(calls[i].peer)) return 0;
+      if (!engine_->takes_short(calls[i].peer, sends ? count + 1 : 1)) return 0;
       places[count] = i;
       messages[count++] = {sends, buffer.data, buffer.bytes(), buffer.dtype, calls[i].peer, calls[i].tag, {}};
     }
   }
   engine_->throw_if_inherited();
   arguments_.check_not_compressed(options);
-  const std::size_t carried = engine_->driver().run_short({messages.data(), count}, options.held);
+  const std::size_t carried =
+      engine_->driver().run_short({messages.data(), count}, options.timeout.value_or(options_.timeout), options.held);
   for (std::size_t i = 0; i < carried; ++i) works[places[i]] = std::move(messages[i].completed);
   return carried;
 }
@@ -780,7 +789,8 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
     identities.push_back(std::move(identity));
   }
   agreed.local_completion = is_local;
-  agreed.takes_short = agreed.all_shared_memory && options_.size > 1 && options_.size <= ShortExchange::most_ranks;
+  agreed.takes_short = options_.size > 1 && options_.size <= ShortCall::most_ranks &&
+                       std::ranges::all_of(agreed.channels, [](const auto& one) { return !one || one->takes_short(); });
   engine_->records().set_identities(all.front().random, std::move(identities));
 }
 

@@ -72,12 +72,14 @@ private:
   void introduce(const Mesh& mesh, std::size_t slice_bytes);
   struct Call;
   Call begin(const CallOptions& options, Clock::time_point submitted = Clock::now()) const;
-  // Where it is short, and nothing else is under way: carries it out (see ShortExchange). `pair_bytes`: the most
-  // between two ranks; `fill(exchange)` sets what goes where; `make(call)` makes the collective that it goes on as.
+  // Where it is short, and nothing else is under way: carries it out (see ShortCall). `pair_bytes`: the most
+  // between two ranks; `fill(called)` sets what goes where; `make(call)` makes the collective that it goes on as.
   // Null: it has done nothing.
   template <typename Fill, typename Make>
   WorkPtr run_short(const Signature& signature, std::size_t pair_bytes, const CallOptions& options, const Fill& fill,
                     const Make& make);
+  template <typename Fill, typename Make>
+  WorkPtr run_short(ShortCall&& called, const CallOptions& options, const Fill& fill, const Make& make);
   // As run_short, or else as any other.
   template <typename Fill, typename Make>
   WorkPtr run(const Signature& signature, std::size_t pair_bytes, const CallOptions& options, const Fill& fill,

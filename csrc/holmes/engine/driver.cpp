@@ -50,6 +50,7 @@ template <typename Look>
 bool Driver::poll_short(bool is_collective, CallerLock* held, const Look& look) {
   ShortState state = look();
   if (state != ShortState::awaited) return state == ShortState::ready;
+  if (engine_.operations().keeps_payload()) engine_.operations().send_kept();
   auto spin = spin_.begin(may_rush(is_collective));
   while (state == ShortState::awaited && !engine_.is_wanted()) {
     if (held && !spin.is_rushing()) held->let_go();
@@ -61,7 +62,7 @@ bool Driver::poll_short(bool is_collective, CallerLock* held, const Look& look) 
   return state == ShortState::ready;
 }
 
-std::size_t Driver::run_short(std::span<ShortMessage> messages, CallerLock* held) {
+std::size_t Driver::run_short(std::span<ShortMessage> messages, Duration timeout, CallerLock* held) {
   std::size_t carried = 0;
   {
     const std::unique_lock drive(engine_.drive_lock(), std::try_to_lock);
@@ -70,8 +71,13 @@ std::size_t Driver::run_short(std::span<ShortMessage> messages, CallerLock* held
     const auto submitted = operations.short_now();
     for (ShortMessage& message : messages) {
       const std::shared_ptr<Work>& completed = operations.completed(message.is_send ? -1 : message.peer);
-      const auto look = [&] { return operations.carry_short(message, submitted); };
-      if (!(message.is_send ? look() == ShortState::ready : poll_short(/*is_collective=*/false, held, look))) break;
+      const auto look = [&] { return operations.carry_short(message, submitted, timeout); };
+      try {
+        if (!(message.is_send ? look() == ShortState::ready : poll_short(/*is_collective=*/false, held, look))) break;
+      } catch (const std::bad_alloc&) {
+        engine_.fail_short([&] { return "a message of communicator '" + engine_.group().name + "'"; });
+        break;
+      }
       message.completed = completed;
       ++carried;
     }
@@ -80,33 +86,40 @@ std::size_t Driver::run_short(std::span<ShortMessage> messages, CallerLock* held
   return carried;
 }
 
-ShortRun::ShortRun(Driver& driver, ShortExchange& exchange, Duration timeout, CallerLock* held)
-    : driver_(driver), exchange_(exchange), drive_(driver.engine_.drive_lock(), std::try_to_lock) {
+ShortRun::ShortRun(Driver& driver, ShortCall& called, Duration timeout, CallerLock* held)
+    : driver_(driver), called_(called), drive_(driver.engine_.drive_lock(), std::try_to_lock) {
   Engine& engine = driver_.engine_;
   if (!drive_ || !engine.is_idle()) return;
   Operations& operations = engine.operations();
   const std::shared_ptr<Work>& completed = operations.completed(-1);  // made before others are in it
-  if (!operations.begin_short(exchange, submitted_, record_)) return;
+  const auto polls = [&](const auto& look) {
+    try {
+      return driver_.poll_short(/*is_collective=*/true, held, look);
+    } catch (...) {  // it happens again to who goes on
+      return false;
+    }
+  };
+  if (operations.lacks_room() && !polls([&] { return operations.catch_up(); })) return;
+  begun_ = operations.begin_short(called, timeout);
+  if (!begun_.is_begun) return;
   state_ = State::begun;
-  const auto look = [&] { return operations.take_short(exchange, record_, submitted_ + timeout); };
-  try {
-    if (!driver_.poll_short(/*is_collective=*/true, held, look)) return;
-  } catch (...) {  // it happens again to who goes on
-    return;
-  }
+  if (!begun_.all_gone) return;
+  if (!polls([&] { return operations.take_short(called, begun_.record, begun_.submitted + timeout); })) return;
   state_ = State::done;
   completed_ = completed;
+  engine.have_kept_sent();
   drive_.unlock();
   driver_.leave_rest(/*pauses=*/false);
 }
 
 ShortRun::~ShortRun() {
-  if (state_ == State::begun && drive_) driver_.engine_.fail_short(exchange_.signature());
+  if (state_ != State::begun || !drive_) return;
+  driver_.engine_.fail_short([&] { return describe(called_.signature(), driver_.engine_.group().name); });
 }
 
 void ShortRun::go_on(std::unique_ptr<Collective> collective) {
   const std::shared_ptr<Work> work = collective->shared_work();
-  driver_.engine_.operations().go_on(std::move(collective), exchange_, record_);
+  driver_.engine_.operations().go_on(std::move(collective), called_, begun_.record);
   const bool pauses = driver_.drive_until(*work, std::nullopt, std::nullopt);
   drive_.unlock();
   driver_.leave_rest(pauses);
@@ -225,6 +238,7 @@ bool Driver::drive_until(const Work& work, std::optional<Clock::time_point> unti
       now.reset();
       continue;
     }
+    if (engine_.operations().keeps_payload()) engine_.operations().send_kept();
     if (waits_for_bulk()) {
       now.reset();
       Clock::time_point after;

@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "holmes/collectives/collective.hpp"
-#include "holmes/collectives/short_exchange.hpp"
+#include "holmes/collectives/short_call.hpp"
 #include "holmes/core/interrupt.hpp"
 #include "holmes/engine/io_thread.hpp"
+#include "holmes/engine/operations.hpp"
 #include "holmes/engine/spin_policy.hpp"
 #include "holmes/p2p/p2p.hpp"
 
@@ -30,7 +31,7 @@ public:
   bool run_here(std::unique_ptr<Collective>& collective);
   // Carries messages out in the calling thread, in order, as long as each can be sent whole or comes while it polls,
   // and nothing else is under way. Returns how many.
-  std::size_t run_short(std::span<ShortMessage> messages, CallerLock* held);
+  std::size_t run_short(std::span<ShortMessage> messages, Duration timeout, CallerLock* held);
   // Leaves what is queued to the I/O thread, unless a caller waits for it first; of small operations only what cannot
   // be done here at once.
   void run_in_background(std::size_t bytes);
@@ -86,24 +87,23 @@ public:
   enum class State { not_begun, begun, done };
 
   // Not begun where another thread drives or something else is under way.
-  ShortRun(Driver& driver, ShortExchange& exchange, Duration timeout, CallerLock* held);
+  ShortRun(Driver& driver, ShortCall& called, Duration timeout, CallerLock* held);
   ShortRun(const ShortRun&) = delete;
   ShortRun& operator=(const ShortRun&) = delete;
   // Others are in it: where nothing went on with it the communicator ends.
   ~ShortRun();
 
   State state() const { return state_; }
-  Clock::time_point submitted() const { return submitted_; }
+  Clock::time_point submitted() const { return begun_.submitted; }
   const std::shared_ptr<Work>& completed() const { return completed_; }
   void go_on(std::unique_ptr<Collective> collective);
 
 private:
   Driver& driver_;
-  ShortExchange& exchange_;
+  ShortCall& called_;
   std::unique_lock<std::mutex> drive_;
   State state_ = State::not_begun;
-  Clock::time_point submitted_;
-  std::uint64_t record_ = 0;
+  Operations::ShortBegin begun_;
   std::shared_ptr<Work> completed_;
 };
 

@@ -118,10 +118,9 @@ bool Engine::is_wanted() const {
          close_requested_.load(std::memory_order_acquire) || records_.is_requested();
 }
 
-void Engine::fail_short(const Signature& signature) {
+void Engine::fail_short(const std::function<std::string()>& describe) {
   fail(failure_or(ErrorKind::system, [&] {
-    return Failure{ErrorKind::system,
-                   "no memory is left for " + describe(signature, group_->name) + ", which others have entered",
+    return Failure{ErrorKind::system, "no memory is left for " + describe() + ", part of which others have",
                    detector_.own_context()};
   }));
 }
@@ -356,7 +355,7 @@ std::vector<Failure> Engine::find_vanished() {
 
 // Whatever the caller does next.
 void Engine::have_kept_sent() {
-  constexpr auto longest_kept = std::chrono::milliseconds(10);
+  constexpr auto longest_kept = std::chrono::milliseconds(2);
   if (operations_.keeps_any() && !is_dead()) io_thread_.offer(shared_from_this(), longest_kept);
 }
 

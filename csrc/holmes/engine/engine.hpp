@@ -31,8 +31,8 @@ public:
   EngineRecords& records() { return records_; }
   std::vector<ConnectionInfo> connections() const;
   // Whether a message to or from `peer` may go the short way.
-  bool takes_short(int peer) const {
-    return operations_.p2p().channels()[static_cast<std::size_t>(peer)]->takes_short();
+  bool takes_short(int peer, std::size_t in_a_row) const {
+    return operations_.p2p().channels()[static_cast<std::size_t>(peer)]->takes_short(in_a_row);
   }
 
   // --- how it ends ---
@@ -66,8 +66,8 @@ public:
   // Driver. Whether nothing is under way, so that a short call may be run whole / somebody wants a driver's rounds.
   bool is_idle() const { return operations_.is_empty() && !is_dead() && !is_wanted(); }
   bool is_wanted() const;
-  // Driver. Of a short call that others have entered and that memory was too short to go on with.
-  void fail_short(const Signature& signature);
+  // Driver. Of a short call that has begun and that memory was too short to go on with, as `describe` says it.
+  void fail_short(const std::function<std::string()>& describe);
   // Driver. One round; returns whether anything moved. Errors make the communicator dead, they are not thrown.
   bool progress();
   // Driver. Appends what to poll for; false: something is ready, do not block.

@@ -55,42 +55,52 @@ bool Operations::submit_own(std::unique_ptr<Collective>& collective) {
 }
 
 // What others do not wait for comes after what goes to them: theirs is on its way meanwhile.
-bool Operations::begin_short(ShortExchange& exchange, Clock::time_point& submitted, std::uint64_t& record) {
-  if (!owed_.has_room() || !exchange.has_room()) return false;
+Operations::ShortBegin Operations::begin_short(ShortCall& called, Duration timeout) {
+  if (!owed_.has_room() || !called.has_room()) return {};
   std::lock_guard lock(mutex_);
-  if (is_closed_ || has_new_.load(std::memory_order_relaxed)) return false;
-  exchange.signature().sequence = next_sequence_++;
-  exchange.send();
-  submitted = clock_.now();
-  record = group_.recorder->add(holmes::recorded_call(exchange.signature()), WorkState::running, submitted);
-  return true;
+  if (is_closed_ || has_new_.load(std::memory_order_relaxed)) return {};
+  called.signature().sequence = next_sequence_++;
+  const bool all_gone = called.send();
+  const auto submitted = clock_.now();
+  if (called.keeps_any()) group_.keep_until(submitted + timeout);
+  group_.keeps_payload |= called.keeps_payload();
+  return {true, all_gone, submitted,
+          group_.recorder->add(holmes::recorded_call(called.signature()), WorkState::running, submitted)};
 }
 
-ShortState Operations::take_short(ShortExchange& exchange, std::uint64_t record, Clock::time_point deadline) {
-  if (!exchange.take()) {
+ShortState Operations::catch_up() {
+  owed_.receive();
+  return owed_.has_much_room() ? ShortState::ready : ShortState::awaited;
+}
+
+ShortState Operations::take_short(ShortCall& called, std::uint64_t record, Clock::time_point deadline) {
+  if (const ShortState state = called.take(); state != ShortState::ready) {
     owed_.receive();
-    return ShortState::awaited;
+    return state;
   }
-  if (exchange.append_owed(owed_, deadline)) owed_.added();
+  if (called.append_owed(owed_, deadline)) owed_.added();
   last_end_ = clock_.now();
   group_.recorder->finish(record, true, last_end_);
   return ShortState::ready;
 }
 
-void Operations::go_on(std::unique_ptr<Collective> collective, const ShortExchange& exchange, std::uint64_t record) {
+void Operations::go_on(std::unique_ptr<Collective> collective, const ShortCall& called, std::uint64_t record) {
+  collective->set_gone(called.gone_bytes());
+  collective->set_sequence(called.signature().sequence);
+  collective->set_record(record);
   queue_.push_back(std::move(collective));
-  queue_.back()->set_sequence(exchange.signature().sequence);
-  queue_.back()->set_record(record);
-  queue_.back()->set_sent();
   taken_.fetch_add(1);
 }
 
-ShortState Operations::carry_short(const ShortMessage& message, Clock::time_point submitted) {
+ShortState Operations::carry_short(const ShortMessage& message, Clock::time_point submitted, Duration timeout) {
   if (const ShortState state = p2p_.state_of(message); state != ShortState::ready) return state;
   std::uint64_t record = 0;
   {
     std::lock_guard lock(mutex_);
     if (is_closed_ || has_new_.load(std::memory_order_relaxed)) return ShortState::barred;
+    const std::size_t before = p2p_.pending();
+    if (!p2p_.carry(message, submitted + timeout)) return ShortState::barred;
+    taken_.fetch_add(static_cast<int>(p2p_.pending() - before));
     record = group_.recorder->add({.op = message.is_send ? OpCode::send : OpCode::recv,
                                    .dtype = message.dtype,
                                    .peer = message.peer,
@@ -99,7 +109,6 @@ ShortState Operations::carry_short(const ShortMessage& message, Clock::time_poin
                                    .count = message.bytes / size_bytes(message.dtype)},
                                   WorkState::running, submitted);
   }
-  p2p_.carry(message);
   group_.recorder->finish(record, true, clock_.now());
   return ShortState::ready;
 }
@@ -236,6 +245,7 @@ void Operations::send_kept() {
     keeps_any |= channel->keeps_any();
   }
   group_.keeps_any = keeps_any;
+  group_.keeps_payload &= keeps_any;
 }
 
 bool Operations::settle() {

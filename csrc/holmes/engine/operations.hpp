@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "holmes/collectives/collective.hpp"
-#include "holmes/collectives/short_exchange.hpp"
+#include "holmes/collectives/short_call.hpp"
 #include "holmes/p2p/p2p.hpp"
 #include "holmes/record/communicator_record.hpp"
 
@@ -35,16 +35,25 @@ public:
   // --- driver ---
   // As submit, of what the driver itself calls; false also where other calls wait for their turn.
   bool submit_own(std::unique_ptr<Collective>& collective);
-  // Short calls of the driver itself, where nothing else is under way. One is begun, and sent, where all of it can be;
-  // taken where all has come; or goes on as a collective. `submitted`: when it was sent; `record`: its number in the
+  // Short calls of the driver itself, where nothing else is under way. One is begun, and sent, where it can be; taken
+  // where all has gone and come; or goes on as a collective. `submitted`: when it was sent; `record`: its number in the
   // flight recorder.
-  bool begin_short(ShortExchange& exchange, Clock::time_point& submitted, std::uint64_t& record);
-  ShortState take_short(ShortExchange& exchange, std::uint64_t record, Clock::time_point deadline);
-  void go_on(std::unique_ptr<Collective> collective, const ShortExchange& exchange, std::uint64_t record);
+  struct ShortBegin {
+    bool is_begun = false;
+    bool all_gone = false;
+    Clock::time_point submitted{};
+    std::uint64_t record = 0;
+  };
+  ShortBegin begin_short(ShortCall& called, Duration timeout);
+  // Whether this rank is too far ahead of another one to begin one more, and whether others have caught up.
+  bool lacks_room() const { return !owed_.has_room(); }
+  ShortState catch_up();
+  ShortState take_short(ShortCall& called, std::uint64_t record, Clock::time_point deadline);
+  void go_on(std::unique_ptr<Collective> collective, const ShortCall& called, std::uint64_t record);
   // When short calls are submitted.
   Clock::time_point short_now() { return clock_.now(); }
   // A message, which is carried out where it is ready.
-  ShortState carry_short(const ShortMessage& message, Clock::time_point submitted);
+  ShortState carry_short(const ShortMessage& message, Clock::time_point submitted, Duration timeout);
   // A work that is completed, of a message from `source` or, where that is -1, of anything else.
   const std::shared_ptr<Work>& completed(int source);
   // Throws where what was submitted does not fit what the peer sent; the operation is pending then.
@@ -72,6 +81,7 @@ public:
   // What channels keep of operations that have ended here, as far as they take it now.
   void send_kept();
   bool keeps_any() const { return group_.keeps_any; }
+  bool keeps_payload() const { return group_.keeps_payload; }
   // What is owed to operations that have ended here, before the end: a connection that is closed while the peer sends
   // loses what it has not taken yet. Whether anything came.
   bool settle();

@@ -36,15 +36,16 @@ struct Group {
   bool local_completion = false;   // of operations with a root, as all ranks agreed; see CommunicatorOptions
   bool any_shared_memory = false;  // a pair of this rank
   bool all_shared_memory = true;   // every pair of ranks, as all ranks agreed
-  bool takes_short = false;        // few ranks, all of which share memory; see ShortExchange
+  bool takes_short = false;        // few ranks, and the channels of this one do; see ShortCall
   // By rank, as all ranks agreed: the first rank with which it shares memory, itself where there is none before.
   std::vector<int> memory_leaders;
-  // By rank, whether a header of an operation that has ended here is still to come (local_completion only): what
-  // follows it belongs to later operations.
-  std::vector<char> owed;
+  // By rank, of how many operations that have ended here the header is still to come (local_completion only): what
+  // follows them belongs to later operations.
+  std::vector<std::uint32_t> owed;
   // Whether a channel keeps what is to be sent later (any thread may look), and until when it matters; see
   // Channel::try_send_later.
   std::atomic<bool> keeps_any = false;
+  bool keeps_payload = false;  // and not headers alone
   Clock::time_point kept_until{};
   CopyVote copy_vote;
   std::size_t pinned_ring_bytes = 0;  // per peer, direction and GPU, for messages of a GPU's memory
@@ -55,6 +56,11 @@ struct Group {
   std::shared_ptr<WholeProgress> whole;  // of the wide group that this is a row or a column of; else null
   std::unique_ptr<FlightRecorder> recorder = std::make_unique<FlightRecorder>(0);
 
+  // A channel keeps what belongs to an operation with such a deadline.
+  void keep_until(Clock::time_point deadline) {
+    keeps_any = true;
+    kept_until = std::max(kept_until, deadline);
+  }
   int label(int of_rank) const { return labels.empty() ? of_rank : labels[static_cast<std::size_t>(of_rank)]; }
   // all_reduce goes in one step where that costs no more bytes than this. Two ranks send each other no more than in two
   // steps, and far ones save a round trip; it takes memory of that length.

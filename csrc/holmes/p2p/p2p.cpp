@@ -92,7 +92,7 @@ void P2pEngine::submit(Request request) {
   }
 }
 
-ShortState P2pEngine::state_of(const ShortMessage& message) const {
+ShortState P2pEngine::state_of(const ShortMessage& message) {
   const Peer& state = peers_[message.peer];
   Channel& channel = *channels_[message.peer];
   if (message.is_send) {
@@ -100,7 +100,7 @@ ShortState P2pEngine::state_of(const ShortMessage& message) const {
     return has_room ? ShortState::ready : ShortState::barred;
   }
   if (pending_ > 0 || !state.unexpected.empty() || state.is_arriving()) return ShortState::barred;
-  const auto [came, is_elsewhere] = view(message.peer);
+  const auto [came, is_elsewhere] = view(message.peer, sizeof(Header) + message.bytes);
   if (came.size() >= sizeof(Header)) {
     Header header;
     std::memcpy(&header, came.data(), sizeof header);
@@ -112,30 +112,46 @@ ShortState P2pEngine::state_of(const ShortMessage& message) const {
   return is_elsewhere || state.ahead_bytes() > 0 ? ShortState::barred : ShortState::awaited;
 }
 
-void P2pEngine::carry(const ShortMessage& message) {
+bool P2pEngine::carry(const ShortMessage& message, Clock::time_point deadline) {
   Channel& channel = *channels_[message.peer];
   Peer& state = peers_[message.peer];
   if (message.is_send) {
     Header header{message_magic, message.tag, message.bytes, message.dtype, {}};
     const std::array pieces{iovec{&header, sizeof header}, iovec{message.data, message.bytes}};
-    channel.send_short({pieces.data(), message.bytes > 0 ? pieces.size() : 1});
-    ++state.sent_messages;
-    return;
+    const std::size_t gone = channel.send_short({pieces.data(), message.bytes > 0 ? pieces.size() : 1});
+    if (gone == sizeof header + message.bytes) ++state.sent_messages;
+    if (gone > 0 && gone < sizeof header + message.bytes) keep_rest(message, gone, deadline);
+    return gone > 0;
   }
   const std::size_t bytes = sizeof(Header) + message.bytes;
-  const std::byte* const came = view(message.peer).bytes.data();
+  const std::byte* const came = view(message.peer, bytes).bytes.data();
   if (message.bytes > 0) std::memcpy(message.data, came + sizeof(Header), message.bytes);
   if (state.ahead_bytes() > 0)
     state.ahead_begin += bytes;
   else
     channel.consume(bytes);
   ++state.arrived_messages;
+  return true;
+}
+
+// As a send that nobody waits for.
+void P2pEngine::keep_rest(const ShortMessage& message, std::size_t gone_bytes, Clock::time_point deadline) {
+  const auto* const begin = static_cast<const std::byte*>(message.data);
+  auto copy = std::make_shared<std::vector<std::byte>>(begin, begin + message.bytes);
+  Request rest;
+  rest.buffer = {copy->data(), message.bytes / size_bytes(message.dtype), message.dtype, copy};
+  rest.peer = message.peer;
+  rest.tag = message.tag;
+  rest.work = std::make_shared<Work>();
+  rest.deadline = deadline;
+  submit(std::move(rest));
+  peers_[message.peer].sends.back().done_bytes = gone_bytes;
 }
 
 // What is there of the peer's stream, in one piece.
-Channel::ShortView P2pEngine::view(int peer) const {
+Channel::ShortView P2pEngine::view(int peer, std::size_t wanted) {
   const Peer& state = peers_[peer];
-  if (state.ahead_bytes() == 0) return channels_[peer]->view_short();
+  if (state.ahead_bytes() == 0) return channels_[peer]->view_short(wanted);
   return {{state.ahead.data() + state.ahead_begin, state.ahead_bytes()}};
 }
 

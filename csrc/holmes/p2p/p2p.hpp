@@ -27,10 +27,6 @@ struct ShortMessage {
   std::shared_ptr<Work> completed{};  // set once it is carried out
 };
 
-// All of a short call can go now, or is there, and nothing is before it; that may still come; or it never comes the
-// short way, however long one looks.
-enum class ShortState { ready, awaited, barred };
-
 // Only the driver calls it, except where noted.
 class P2pEngine {
 public:
@@ -55,9 +51,11 @@ public:
   P2pEngine(Group& group, std::vector<std::unique_ptr<Channel>> channels, int wake_fd);
 
   void submit(Request request);
-  // Whether `carry` may be called. Ranks that share memory only.
-  ShortState state_of(const ShortMessage& message) const;
-  void carry(const ShortMessage& message);
+  // Whether `carry` may be called.
+  ShortState state_of(const ShortMessage& message);
+  // Carries it out, for the caller at least: what does not go at once of a message that has begun to is kept, and
+  // pending until `deadline`. Returns false where nothing went. Throws std::bad_alloc where it cannot be kept.
+  bool carry(const ShortMessage& message, Clock::time_point deadline);
   // Moves what can be moved without blocking. Returns whether anything moved.
   bool advance();
   bool is_idle() const { return pending_ == 0; }
@@ -170,7 +168,8 @@ private:
   bool recv_from(int peer);
   bool recv_or_end(int peer);
   std::size_t read(int peer, std::byte* into, std::size_t bytes, bool is_lasting);
-  Channel::ShortView view(int peer) const;
+  Channel::ShortView view(int peer, std::size_t wanted);
+  void keep_rest(const ShortMessage& message, std::size_t gone_bytes, Clock::time_point deadline);
   void match(int peer);
   void end_message(int peer);
   std::span<std::byte> next_space(Peer& state) const;

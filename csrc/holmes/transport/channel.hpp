@@ -47,9 +47,12 @@ inline std::size_t total_bytes(std::span<const iovec> pieces) {
   return total;
 }
 
-// So few bytes between two ranks that share memory are copied at once, by the thread that calls (see Channel's calls of
-// that name, ShortExchange and ShortMessage).
+// So few bytes between two ranks are moved at once, by the thread that calls (see Channel's calls of that name,
+// ShortCall and ShortMessage).
 inline constexpr std::size_t most_short_bytes = 2048;
+// All of a short call can go now, or is there, and nothing is before it; that may still come; or it never comes the
+// short way, however long one looks.
+enum class ShortState { ready, awaited, barred };
 
 // Non-blocking. One thread at a time (the communicator's driver), counters excepted.
 class Channel {
@@ -118,19 +121,23 @@ public:
   virtual const std::byte* try_peek(std::size_t /*bytes*/) { return nullptr; }
   virtual void consume(std::size_t /*bytes*/) {}
 
-  // Few bytes between ranks that share memory: `send_short` takes all of what there is room for now. None of these
-  // throws.
-  virtual bool takes_short() const { return false; }
+  // Few bytes at a time. None of these throws. `in_a_row`: how many are to be sent one by one that could go together.
+  virtual bool takes_short(std::size_t /*in_a_row*/ = 1) const { return false; }
+  // What send_short may be given now.
   virtual std::size_t short_room_bytes() { return 0; }
-  virtual void send_short(std::span<const iovec> /*pieces*/) {}
-  // As try_peek, but nothing is moved for it and nothing thrown: what it cannot give, try_recv can.
-  virtual const std::byte* peek_short(std::size_t /*bytes*/) { return nullptr; }
-  // All that peek_short can give now; or whether what comes next is there, and only try_recv can give it.
+  // Takes all of it, from shared memory always; what it does not take, try_send is to be given next. `later`: as
+  // try_send_later. Returns the bytes taken.
+  virtual std::size_t send_short(std::span<const iovec> /*pieces*/, bool /*later*/ = false) { return 0; }
+  // As try_peek, but nothing is moved for it in shared memory: what it cannot give, try_recv can. `asks`: whether it is
+  // worth a system call, where looking takes one.
+  virtual const std::byte* peek_short(std::size_t /*bytes*/, bool /*asks*/ = true) { return nullptr; }
+  // All that peek_short can give now, having asked where fewer than `wanted` bytes are here; or whether what comes next
+  // is there, and only try_recv can give it.
   struct ShortView {
     std::span<const std::byte> bytes{};
     bool is_elsewhere = false;
   };
-  virtual ShortView view_short() { return {}; }
+  virtual ShortView view_short(std::size_t /*wanted*/) { return {}; }
 
   // Whether the stream itself tells that the peer is gone, after the last byte. Where not, the control connection does.
   virtual bool tells_end() const { return true; }

@@ -28,8 +28,9 @@ constexpr std::size_t small_bytes = 2048;
 // 13.7 us a round where each message takes a system call, 12.5 where several take one.)
 constexpr std::size_t ahead_bytes = 16 * 1024;
 
-// Kept at most until more is sent: 16 headers.
-constexpr std::size_t most_kept_bytes = 1024;
+// Kept at most until more is sent.
+constexpr std::size_t most_kept_bytes = 8 * 1024;
+constexpr unsigned most_kept_count = 16;
 
 bool has_unacknowledged(int fd) {
   int bytes = 0;
@@ -78,13 +79,14 @@ std::size_t TcpChannel::try_send(std::span<const iovec> pieces) {
   const std::size_t sent = send_now({all.data(), count + 1});
   const std::size_t of_kept = std::min(sent, kept_.size());
   kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(of_kept));
+  if (kept_.empty()) kept_count_ = 0;
   return sent - of_kept;
 }
 
 // On loopback a system call for 64 bytes takes 4 us, as it does what the peer's processor would.
 std::size_t TcpChannel::try_send_later(std::span<const iovec> pieces) {
   const std::size_t bytes = total_bytes(pieces);
-  if (socket_.tls || kept_.size() + bytes > most_kept_bytes) return try_send(pieces);
+  if (socket_.tls || kept_.size() + bytes > most_kept_bytes || ++kept_count_ > most_kept_count) return try_send(pieces);
   if (kept_.capacity() == 0) kept_.reserve(most_kept_bytes);
   for (const iovec& piece : pieces) {
     const auto* const from = static_cast<const std::byte*>(piece.iov_base);
@@ -133,14 +135,51 @@ std::size_t TcpChannel::take_ahead(std::span<const iovec> pieces) {
   return total;
 }
 
+// What is there, behind what came ahead.
+ssize_t TcpChannel::read_ahead() {
+  if (!ahead_) ahead_ = std::make_unique_for_overwrite<std::byte[]>(ahead_bytes);
+  if (ahead_begin_ > 0) {
+    std::memmove(ahead_.get(), ahead_.get() + ahead_begin_, ahead_end_ - ahead_begin_);
+    ahead_end_ -= std::exchange(ahead_begin_, 0);
+  }
+  iovec ahead{ahead_.get() + ahead_end_, ahead_bytes - ahead_end_};
+  msghdr message{};
+  message.msg_iov = &ahead;
+  message.msg_iovlen = 1;
+  const ssize_t received = socket_.recv(message);
+  if (received > 0) ahead_end_ += static_cast<std::size_t>(received);
+  return received;
+}
+
+std::size_t TcpChannel::send_short(std::span<const iovec> pieces, bool later) {
+  try {
+    return later ? try_send_later(pieces) : try_send(pieces);
+  } catch (const StreamClosed&) {  // try_send will say so
+    return 0;
+  }
+}
+
+const std::byte* TcpChannel::peek_short(std::size_t bytes, bool asks) {
+  const ShortView view = view_short(asks ? bytes : 0);
+  return view.bytes.size() < bytes ? nullptr : view.bytes.data();
+}
+
+Channel::ShortView TcpChannel::view_short(std::size_t wanted) {
+  if (ahead_end_ - ahead_begin_ < wanted) read_ahead();
+  return {{ahead_.get() + ahead_begin_, ahead_end_ - ahead_begin_}};
+}
+
+void TcpChannel::consume(std::size_t bytes) {
+  ahead_begin_ += bytes;
+  count_received(bytes);
+}
+
 std::size_t TcpChannel::try_recv(std::span<const iovec> pieces) {
   if (ahead_begin_ < ahead_end_) return take_ahead(pieces);
   const std::size_t wanted = total_bytes(pieces);
   const bool reads_ahead = !socket_.tls && wanted > 0 && wanted <= small_bytes;
-  if (reads_ahead && !ahead_) ahead_ = std::make_unique_for_overwrite<std::byte[]>(ahead_bytes);
-  const iovec ahead{ahead_.get(), ahead_bytes};
-  bool asked = false;
-  const ssize_t received = transfer_limited(reads_ahead ? std::span(&ahead, 1) : pieces, [&](msghdr& message) {
+  bool asked = reads_ahead;
+  const ssize_t received = reads_ahead ? read_ahead() : transfer_limited(pieces, [&](msghdr& message) {
     asked = true;
     return socket_.recv(message);
   });
@@ -149,11 +188,7 @@ std::size_t TcpChannel::try_recv(std::span<const iovec> pieces) {
     throw StreamClosed{peer(), errno};
   }
   if (received == 0 && asked) throw StreamClosed{peer(), 0};
-  if (reads_ahead) {
-    ahead_begin_ = 0;
-    ahead_end_ = static_cast<std::size_t>(received);
-    return take_ahead(pieces);
-  }
+  if (reads_ahead) return take_ahead(pieces);
   count_received(static_cast<std::size_t>(received));
   return static_cast<std::size_t>(received);
 }

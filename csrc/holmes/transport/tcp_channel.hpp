@@ -18,6 +18,15 @@ public:
   bool keeps_any() const override { return !kept_.empty(); }
   void send_kept() override;
   std::size_t try_recv(std::span<const iovec> pieces) override;
+  // What has to be looked after, or encrypted, costs more than the short way saves.
+  bool takes_short(std::size_t in_a_row) const override {
+    return in_a_row <= 1 && !socket_.tls && !needs_maintenance();
+  }
+  std::size_t short_room_bytes() override { return takes_short(1) ? SIZE_MAX : 0; }
+  std::size_t send_short(std::span<const iovec> pieces, bool later) override;
+  const std::byte* peek_short(std::size_t bytes, bool asks) override;
+  ShortView view_short(std::size_t wanted) override;
+  void consume(std::size_t bytes) override;
   std::size_t lead_bytes() override;
   bool is_unanswered() const override;
   void set_low_water(std::size_t bytes) override;
@@ -32,9 +41,11 @@ public:
 private:
   std::size_t send_now(std::span<const iovec> pieces);
   std::size_t take_ahead(std::span<const iovec> pieces);
+  ssize_t read_ahead();
 
   Connection socket_;
   std::vector<std::byte> kept_;  // goes before all that is sent from now on
+  unsigned kept_count_ = 0;      // messages of these, or more
   // What came with the last small piece: a peer that does not wait for this rank has sent several of them by then.
   std::unique_ptr<std::byte[]> ahead_;
   std::size_t ahead_begin_ = 0;

@@ -225,7 +225,7 @@ void ShmChannel::wrote(std::size_t bytes) {
   if (out_at_ >= out_end_) out_at_ -= ring_bytes_;
 }
 
-void ShmChannel::send_short(std::span<const iovec> pieces) {
+std::size_t ShmChannel::send_short(std::span<const iovec> pieces, bool /*later*/) {
   const std::size_t total = total_bytes(pieces);
   const bool is_note = total <= RingLine::most_bytes;
   RingLine::Note note{};
@@ -240,14 +240,15 @@ void ShmChannel::send_short(std::span<const iovec> pieces) {
   wake_reader();
   count_sent(total);
   __builtin_prefetch(out_at_ + prefetch_bytes, /*write*/ 1);
+  return total;
 }
 
-const std::byte* ShmChannel::peek_short(std::size_t bytes) {
-  const ShortView view = view_short();
+const std::byte* ShmChannel::peek_short(std::size_t bytes, bool /*asks*/) {
+  const ShortView view = view_short(bytes);
   return view.bytes.size() >= bytes ? view.bytes.data() : nullptr;
 }
 
-Channel::ShortView ShmChannel::view_short() {
+Channel::ShortView ShmChannel::view_short(std::size_t /*wanted*/) {
   const std::uint64_t produced = in_.line.produced(std::memory_order_acquire);
   if (produced <= consumed_) return {{}, stage_.bytes() > 0 || seen_.available(consumed_) > 0};
   const std::uint64_t there = produced - consumed_;
