@@ -120,6 +120,9 @@ void short_work_of(Communicator& comm, Outcome& outcome, const std::function<voi
       comm.all_reduce({&sum, 1, DType::float32, nullptr}, ReduceOp::sum)->wait();
       for (const WorkPtr& work : comm.batch(calls)) work->wait();
       comm.barrier()->wait();
+      float told = sent;
+      comm.broadcast({&told, 1, DType::float32, nullptr}, round % ranks)->wait();
+      outcome.is_right &= told == static_cast<float>(round % ranks);
       outcome.is_right &= sum == static_cast<float>(ranks) && received == static_cast<float>(before);
     }
     if (!outcome.is_right) outcome.error = "wrong numbers";
@@ -130,10 +133,10 @@ void short_work_of(Communicator& comm, Outcome& outcome, const std::function<voi
   }
 }
 
-enum class Kind { tcp, shm, brief, clusters, wide };
+enum class Kind { tcp, shm, brief, brief_tcp, clusters, wide };
 
 const char* name(Kind kind) {
-  constexpr const char* names[] = {"tcp", "shm", "brief", "clusters", "wide"};
+  constexpr const char* names[] = {"tcp", "shm", "brief", "brief_tcp", "clusters", "wide"};
   return names[static_cast<int>(kind)];
 }
 
@@ -150,6 +153,7 @@ CommunicatorOptions options_of(Kind kind, int rank) {
   const Transport transport = kind == Kind::shm || kind == Kind::brief ? Transport::shm : Transport::tcp;
   CommunicatorOptions options{.rank = rank, .size = ranks_of(kind), .transport = transport, .timeout = 20s};
   if (kind == Kind::wide) options.wide_min_ranks = 4;
+  if (kind == Kind::brief_tcp) options.local_completion = true;
   return options;
 }
 
@@ -164,7 +168,7 @@ bool run(Kind kind, long allocation) {
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
       const auto comm = make_communicator(store, options_of(kind, rank));
-      const auto work = kind == Kind::brief ? short_work_of : work_of;
+      const auto work = kind == Kind::brief || kind == Kind::brief_tcp ? short_work_of : work_of;
       work(*comm, outcomes[static_cast<std::size_t>(rank)], [&] {
         connected.arrive_and_wait();
         if (rank == 0) begun = Clock::now(), allocations_left = allocation;
@@ -280,7 +284,7 @@ constexpr long stride = 1;
 
 int main() {
   watcher_without_memory();
-  for (const Kind kind : {Kind::tcp, Kind::shm, Kind::brief, Kind::clusters, Kind::wide}) {
+  for (const Kind kind : {Kind::tcp, Kind::shm, Kind::brief, Kind::brief_tcp, Kind::clusters, Kind::wide}) {
     for (const long in_row : {1, 20}) {
       int reached = 0, tried = 0;
       for (long allocation = 0; allocation < 300;

@@ -22,6 +22,11 @@ void OwedHeaders::add(int peer, const CollectiveHeader& own, const CollectiveHea
   ++count_;
 }
 
+void OwedHeaders::reserve() {
+  for (auto& [headers, first] : queues_)
+    if (headers.size() == headers.capacity()) headers.reserve(headers.size() + most_ahead);
+}
+
 void OwedHeaders::added() {
   if (++unread_ >= operations_per_look) receive();
 }

@@ -20,6 +20,8 @@ public:
   // operation waits for it.
   void add(int peer, const CollectiveHeader& own, const CollectiveHeader& theirs, std::size_t got_bytes,
            Clock::time_point deadline);
+  // Takes the memory that `add` needs once for each peer, which then throws nothing.
+  void reserve();
   // After those of one operation were added: looks for what has come, now and then. Throws as `receive`.
   void added();
   // Reads what is there, of each peer in order. Returns whether anything came. Throws MismatchError, StreamClosed, ...

@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <optional>
 
 #include "holmes/transport/socket.hpp"
@@ -153,8 +154,14 @@ ssize_t TcpChannel::read_ahead() {
 
 std::size_t TcpChannel::send_short(std::span<const iovec> pieces, bool later) {
   try {
-    return later ? try_send_later(pieces) : try_send(pieces);
-  } catch (const StreamClosed&) {  // try_send will say so
+    if (later) return try_send_later(pieces);
+  } catch (const std::bad_alloc&) {  // so it goes now
+  } catch (const StreamClosed&) {    // try_send will say so
+    return 0;
+  }
+  try {
+    return try_send(pieces);
+  } catch (const StreamClosed&) {
     return 0;
   }
 }
@@ -165,7 +172,11 @@ const std::byte* TcpChannel::peek_short(std::size_t bytes, bool asks) {
 }
 
 Channel::ShortView TcpChannel::view_short(std::size_t wanted) {
-  if (ahead_end_ - ahead_begin_ < wanted) read_ahead();
+  try {
+    if (ahead_end_ - ahead_begin_ < wanted) read_ahead();
+  } catch (const std::bad_alloc&) {
+    return {.is_elsewhere = true};
+  }
   return {{ahead_.get() + ahead_begin_, ahead_end_ - ahead_begin_}};
 }
 
