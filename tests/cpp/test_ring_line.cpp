@@ -139,8 +139,8 @@ void check_channel() {
     const std::size_t part = random() % 4 == 0 ? random() % (in_ring + 1) : in_ring;
     if (part == 0) continue;
     if (random() % 2 != 0) {
-      CHECK(ends.receiver->peek_short(part + in_ring + 1, /*asks=*/true) == nullptr);
-      const std::byte* const there = ends.receiver->peek_short(part, /*asks=*/true);
+      CHECK(ends.receiver->peek_short(part + in_ring + 1) == nullptr);
+      const std::byte* const there = ends.receiver->peek_short(part);
       CHECK(there != nullptr);
       taken.insert(taken.end(), there, there + part);
       ends.receiver->consume(part);
@@ -170,7 +170,7 @@ void check_room_is_told() {
     CHECK(sent == ends.ring_bytes && ends.sender->try_send({&piece, 1}) == 0);
     std::vector<pollfd> fds;
     CHECK(ends.sender->prepare_wait(false, true, fds));
-    CHECK(ends.receiver->peek_short(message.size(), /*asks=*/true) != nullptr);
+    CHECK(ends.receiver->peek_short(message.size()) != nullptr);
     ends.receiver->consume(message.size());
     if (sleeps)
       static_cast<void>(ends.receiver->prepare_wait(true, false, fds));

@@ -195,7 +195,7 @@ void disagreements(Transport transport) {
 void missing(Transport transport) {
   std::atomic<bool> is_over = false;
   run_communicators(
-      3, Transport::shm,
+      3, transport,
       [&](Communicator& comm) {
         if (comm.rank() == 2) {
           while (!is_over) std::this_thread::sleep_for(1ms);

@@ -42,9 +42,7 @@ int Bruck::steps_received() const {
 
 std::size_t Bruck::recv_total_bytes(int peer) const {
   const int step = steps_.step_from(peer);
-  if (step < 0) return 0;
-  const std::size_t first = BruckSteps::first_slot(step);
-  return begin_[first + steps_.slots(step)] - begin_[first];
+  return step < 0 ? 0 : steps_.received_bytes(begin_, step);
 }
 
 iovec Bruck::next_send(int peer, std::size_t done_bytes) {

@@ -29,7 +29,7 @@ protected:
   bool receives_from(int peer) const final { return steps_.step_from(peer) >= 0; }
   bool may_send(int peer) const final { return steps_received() >= steps_.step_to(peer); }
   std::size_t send_total_bytes(int peer) const final {
-    return sends_to(peer) ? begin_[steps_.slots(steps_.step_to(peer))] : 0;
+    return sends_to(peer) ? steps_.sent_bytes(begin_, steps_.step_to(peer)) : 0;
   }
   std::size_t recv_total_bytes(int peer) const final;
   iovec next_send(int peer, std::size_t done_bytes) final;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <span>
 
 namespace holmes {
 
@@ -19,6 +20,11 @@ struct BruckSteps {
   static std::size_t first_slot(int step) { return std::size_t{1} << step; }
   std::size_t slots(int step) const {
     return std::min(first_slot(step), static_cast<std::size_t>(size) - first_slot(step));
+  }
+  // Bytes that are sent / received in a step, where slot j begins at `begin[j]`.
+  std::size_t sent_bytes(std::span<const std::size_t> begin, int step) const { return begin[slots(step)]; }
+  std::size_t received_bytes(std::span<const std::size_t> begin, int step) const {
+    return begin[first_slot(step) + slots(step)] - begin[first_slot(step)];
   }
   // The step in which this rank sends to / receives from `peer`; -1: in none.
   int step_to(int peer) const { return step_of((rank - peer + size) % size); }

@@ -38,9 +38,8 @@ void ShortBruck::prepare() {
     flows_[steps_.from(step)].out = common;
   }
   for (int step = 0; step < steps_.count(); ++step) {
-    const std::size_t first = BruckSteps::first_slot(step);
-    flows_[steps_.to(step)].out.payload_bytes = begin_[steps_.slots(step)];
-    flows_[steps_.from(step)].out.expected_bytes = begin_[first + steps_.slots(step)] - begin_[first];
+    flows_[steps_.to(step)].out.payload_bytes = steps_.sent_bytes(begin_, step);
+    flows_[steps_.from(step)].out.expected_bytes = steps_.received_bytes(begin_, step);
   }
 }
 

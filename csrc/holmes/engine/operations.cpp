@@ -56,7 +56,7 @@ bool Operations::submit_own(std::unique_ptr<Collective>& collective) {
 
 // What others do not wait for comes after what goes to them: theirs is on its way meanwhile.
 Operations::ShortBegin Operations::begin_short(ShortCall& called, Duration timeout) {
-  if (!owed_.has_room() || !called.has_room()) return {};
+  if (!called.has_room()) return {};
   if (group_.local_completion) owed_.reserve();
   std::lock_guard lock(mutex_);
   if (is_closed_ || has_new_.load(std::memory_order_relaxed)) return {};

@@ -37,7 +37,7 @@ public:
   bool submit_own(std::unique_ptr<Collective>& collective);
   // Short calls of the driver itself, where nothing else is under way. One is begun, and sent, where it can be; taken
   // where all has gone and come; or goes on as a collective. `submitted`: when it was sent; `record`: its number in the
-  // flight recorder.
+  // flight recorder. Not while lacks_room.
   struct ShortBegin {
     bool is_begun = false;
     bool all_gone = false;

@@ -128,16 +128,18 @@ public:
   // Takes all of it, from shared memory always; what it does not take, try_send is to be given next. `later`: as
   // try_send_later. Returns the bytes taken.
   virtual std::size_t send_short(std::span<const iovec> /*pieces*/, bool /*later*/ = false) { return 0; }
-  // As try_peek, but nothing is moved for it in shared memory: what it cannot give, try_recv can. `asks`: whether it is
-  // worth a system call, where looking takes one.
-  virtual const std::byte* peek_short(std::size_t /*bytes*/, bool /*asks*/ = true) { return nullptr; }
-  // All that peek_short can give now, having asked where fewer than `wanted` bytes are here; or whether what comes next
-  // is there, and only try_recv can give it.
+  // What is there in one piece, valid until `consume`; where looking takes a system call, looked for where fewer than
+  // `wanted` bytes are here. Or whether what comes next is there, and only try_recv can give it.
   struct ShortView {
     std::span<const std::byte> bytes{};
     bool is_elsewhere = false;
   };
   virtual ShortView view_short(std::size_t /*wanted*/) { return {}; }
+  // As try_peek, of what view_short gives. `asks`: whether it is worth a system call.
+  const std::byte* peek_short(std::size_t bytes, bool asks = true) {
+    const ShortView view = view_short(asks ? bytes : 0);
+    return view.bytes.size() < bytes ? nullptr : view.bytes.data();
+  }
 
   // Whether the stream itself tells that the peer is gone, after the last byte. Where not, the control connection does.
   virtual bool tells_end() const { return true; }

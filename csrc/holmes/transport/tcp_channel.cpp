@@ -13,6 +13,7 @@
 #include <new>
 #include <optional>
 
+#include "holmes/core/no_memory.hpp"
 #include "holmes/transport/socket.hpp"
 
 namespace holmes {
@@ -87,8 +88,8 @@ std::size_t TcpChannel::try_send(std::span<const iovec> pieces) {
 // On loopback a system call for 64 bytes takes 4 us, as it does what the peer's processor would.
 std::size_t TcpChannel::try_send_later(std::span<const iovec> pieces) {
   const std::size_t bytes = total_bytes(pieces);
-  if (socket_.tls || kept_.size() + bytes > most_kept_bytes || ++kept_count_ > most_kept_count) return try_send(pieces);
-  if (kept_.capacity() == 0) kept_.reserve(most_kept_bytes);
+  if (!socket_.tls && kept_.capacity() == 0) where_memory_allows([&] { kept_.reserve(most_kept_bytes); });
+  if (kept_.size() + bytes > kept_.capacity() || ++kept_count_ > most_kept_count) return try_send(pieces);
   for (const iovec& piece : pieces) {
     const auto* const from = static_cast<const std::byte*>(piece.iov_base);
     kept_.insert(kept_.end(), from, from + piece.iov_len);
@@ -154,21 +155,10 @@ ssize_t TcpChannel::read_ahead() {
 
 std::size_t TcpChannel::send_short(std::span<const iovec> pieces, bool later) {
   try {
-    if (later) return try_send_later(pieces);
-  } catch (const std::bad_alloc&) {  // so it goes now
-  } catch (const StreamClosed&) {    // try_send will say so
+    return later ? try_send_later(pieces) : try_send(pieces);
+  } catch (const StreamClosed&) {  // try_send will say so
     return 0;
   }
-  try {
-    return try_send(pieces);
-  } catch (const StreamClosed&) {
-    return 0;
-  }
-}
-
-const std::byte* TcpChannel::peek_short(std::size_t bytes, bool asks) {
-  const ShortView view = view_short(asks ? bytes : 0);
-  return view.bytes.size() < bytes ? nullptr : view.bytes.data();
 }
 
 Channel::ShortView TcpChannel::view_short(std::size_t wanted) {

@@ -24,7 +24,6 @@ public:
   }
   std::size_t short_room_bytes() override { return takes_short(1) ? SIZE_MAX : 0; }
   std::size_t send_short(std::span<const iovec> pieces, bool later) override;
-  const std::byte* peek_short(std::size_t bytes, bool asks) override;
   ShortView view_short(std::size_t wanted) override;
   void consume(std::size_t bytes) override;
   std::size_t lead_bytes() override;

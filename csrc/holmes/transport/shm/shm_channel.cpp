@@ -243,11 +243,6 @@ std::size_t ShmChannel::send_short(std::span<const iovec> pieces, bool /*later*/
   return total;
 }
 
-const std::byte* ShmChannel::peek_short(std::size_t bytes, bool /*asks*/) {
-  const ShortView view = view_short(bytes);
-  return view.bytes.size() >= bytes ? view.bytes.data() : nullptr;
-}
-
 Channel::ShortView ShmChannel::view_short(std::size_t /*wanted*/) {
   const std::uint64_t produced = in_.line.produced(std::memory_order_acquire);
   if (produced <= consumed_) return {{}, stage_.bytes() > 0 || seen_.available(consumed_) > 0};

@@ -89,7 +89,6 @@ public:
   bool takes_short(std::size_t /*in_a_row*/) const override { return true; }
   std::size_t short_room_bytes() override;
   std::size_t send_short(std::span<const iovec> pieces, bool later) override;
-  const std::byte* peek_short(std::size_t bytes, bool asks) override;
   ShortView view_short(std::size_t wanted) override;
   bool tells_end() const override { return in_.closed.load() != 0; }  // a killed peer cannot mark its rings as closed
   bool prepare_wait(bool for_recv, bool for_send, std::vector<pollfd>& fds) override;
