@@ -1,9 +1,13 @@
 // The stores, and the environment variables and secrets they go with.
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -276,6 +280,70 @@ void test_tcp_strangers() {
   check_store(server, server);
 }
 
+// The process that goes on in `child`, its end awaited by `check_ended`. Not ::fork: `runs_no_handler` as where another
+// library starts a process, whose child has a copy of every descriptor until it executes another program.
+pid_t start_worker(bool runs_no_handler, int (*child)(std::uint16_t port), std::uint16_t port) {
+  const auto worker = runs_no_handler
+                          ? static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr))
+                          : ::fork();
+  if (worker == 0) ::_exit(child(port));
+  CHECK(worker > 0);
+  return worker;
+}
+
+void check_ended(pid_t worker, int exit_code) {
+  int status = 0;
+  CHECK(::waitpid(worker, &status, 0) == worker && WIFEXITED(status) && WEXITSTATUS(status) == exit_code);
+}
+
+// How many of the store's sockets this process holds.
+int count_sockets(std::uint16_t port) {
+  int count = 0;
+  for (int fd = 0; fd < 1024; ++fd) {
+    const auto local = SocketAddress::local_of(fd);
+    count += local && local->port() == port;
+  }
+  return count;
+}
+
+// Processes that were forked while they were open, as a data loader's workers, live longer than the connections and the
+// store: who is dropped sees it, what such a connection brings later is nobody's, and the port is free for the next
+// store.
+void test_forked_processes() {
+  auto server = std::make_unique<TcpStore>("127.0.0.1", 0, true);
+  const auto port = server->port();
+  const auto address = SocketAddress::parse("127.0.0.1", port);
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 8; ++i) {
+    auto& fd = strangers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    CHECK(::connect(fd.get(), address.data(), address.length()) == 0);
+    const timeval limit{5, 0};
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  }
+  check_store(*server, *server);  // it has accepted them
+  CHECK(count_sockets(port) > 1 + 8);
+  check_ended(start_worker(/*runs_no_handler=*/false, count_sockets, port), 0);
+  const auto waits = [](std::uint16_t) {
+    ::pause();
+    return 0;
+  };
+  const pid_t worker = start_worker(/*runs_no_handler=*/true, waits, port);
+  for (auto& fd : strangers) {
+    CHECK(::send(fd.get(), "no request of a store", 21, MSG_NOSIGNAL) == 21);
+    char byte = 0;
+    const auto got = ::recv(fd.get(), &byte, 1, 0);
+    CHECK(got == 0 || (got < 0 && errno == ECONNRESET));
+  }
+  for (auto& fd : strangers) ::shutdown(fd.get(), SHUT_RDWR);
+  strangers.clear();
+  check_store(*server, *server);
+  server.reset();
+  TcpStore next("127.0.0.1", port, true, 5s);
+  check_store(next, next);
+  CHECK(::kill(worker, SIGKILL) == 0 && ::waitpid(worker, nullptr, 0) == worker);
+  check_store(next, next);
+}
+
 void test_env() {
   const auto refuse = [](const char* variable, const char* value) {
     ::setenv(variable, value, 1);
@@ -367,6 +435,7 @@ int main() {
   test_clients_that_leave_and_clients_that_read_late();
   test_tcp_errors();
   test_tcp_strangers();
+  test_forked_processes();
   test_env();
   test_given_secret();
   test_a_weak_secret();

@@ -168,6 +168,7 @@ TcpStoreServer::TcpStoreServer(const std::string& host, std::uint16_t port, std:
       values_(max_stored_bytes) {
   if (!epoll_)
     throw SystemError("the store cannot make an epoll descriptor: " + errno_text(errno), {.system_errno = errno});
+  uninherited_.emplace(std::vector<int>{listener_.get()});
   watch(listener_.get(), &listener_);
   watch(wake_.get(), &wake_);
   port_ = SocketAddress::local_of(listener_.get()).value().port();
@@ -194,6 +195,13 @@ void TcpStoreServer::run() {
       std::this_thread::sleep_for(100ms);
     }
   }
+}
+
+// Closing does neither where another process holds copies, as a child does until it executes its program.
+void TcpStoreServer::free_port_and_clients() {
+  ::shutdown(listener_.get(), SHUT_RDWR);
+  for (const Clients* clients : {&strangers_, &clients_})
+    for (const Client& client : *clients) ::shutdown(client.fd.get(), SHUT_RDWR);
 }
 
 void TcpStoreServer::watch(int fd, void* what) {
@@ -223,6 +231,7 @@ void TcpStoreServer::poll_once() {
       has_new = true;
     } else if (event.data.ptr == &wake_) {
       stop_ = true;
+      free_port_and_clients();
     } else {
       auto& client = *static_cast<Client*>(event.data.ptr);
       if (client.fd && (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive(client);
@@ -237,7 +246,7 @@ void TcpStoreServer::poll_once() {
     else
       drop(client);
   }
-  if (has_new) accept_all();
+  if (has_new && !stop_) accept_all();
   gone_.clear();
 }
 
@@ -258,8 +267,9 @@ void TcpStoreServer::accept_all() {
       continue;
     }
     try {
+      client.uninherited.emplace(std::vector<int>{client.fd.get()});
       watch(client.fd.get(), &client);
-    } catch (const SystemError&) {
+    } catch (...) {
       drop(client);
       throw;
     }
@@ -282,6 +292,10 @@ void TcpStoreServer::drop(Client& client, const std::string& reason) {
   expect_nothing(client);
   set_deadline(client, Clock::time_point::max());
   buffered_bytes_ -= client.input.size();
+  // As in free_port_and_clients.
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, client.fd.get(), nullptr);
+  ::shutdown(client.fd.get(), SHUT_RDWR);
+  client.uninherited.reset();
   client.fd.reset();
   gone_.splice(gone_.end(), client.is_known ? clients_ : strangers_, client.self);
 }

@@ -14,6 +14,7 @@
 #include "holmes/bootstrap/stored_values.hpp"
 #include "holmes/bootstrap/tcp_store.hpp"
 #include "holmes/core/descriptors.hpp"
+#include "holmes/core/fork.hpp"
 #include "holmes/core/work.hpp"
 
 namespace holmes {
@@ -80,6 +81,7 @@ private:
   using Deadlines = std::multimap<Clock::time_point, Client*>;
   struct Client {
     UniqueFd fd;
+    std::optional<UninheritedSockets> uninherited{};
     std::string input, output;
     std::optional<std::string> awaited;  // key that the request waits for
     std::uint64_t awaited_since = 0;     // by the number of such requests
@@ -94,6 +96,7 @@ private:
 
   void run();
   void poll_once();
+  void free_port_and_clients();
   void watch(int fd, void* what);
   void accept_all();
   void receive(Client& client);
@@ -117,6 +120,7 @@ private:
   const std::string secret_;
   const std::size_t max_clients_;
   UniqueFd listener_, wake_, epoll_;
+  std::optional<UninheritedSockets> uninherited_;  // the listener
   std::uint16_t port_ = 0;
   StoredValues values_;  // of the thread, as all below
   // Each with the one that came first in front. Strangers are not known yet; `gone_` were dropped in this turn.
