@@ -53,6 +53,7 @@ __all__: list[str] = [
     "rdma_mtu",
     "rdma_objection",
     "variable_meant_by",
+    "wait_until_settled",
 ]
 
 class EnvVariable:
@@ -1215,4 +1216,10 @@ def rdma_objection(options: CommunicatorOptions) -> str:
 def variable_meant_by(name: str) -> str | None:
     """
     The variable of Holmes whose name is nearly `name`; None: there is none, or `name` is one. Local.
+    """
+
+def wait_until_settled() -> None:
+    """
+    Local: returns when no destroyed communicator of this process stays for others any more (local_completion). The end
+    of a process does it, but for os._exit.
     """

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from holmes_comm import _C
+from holmes_comm import _C, process_end  # noqa: F401 - importing it is what it is for
 from holmes_comm.clusters import GroupOptions, agree_membership, assign, bindings
 from holmes_comm.errors import UsageError
 from holmes_comm.launch import Launch, recognize

@@ -229,6 +229,7 @@ def _connect(
     """The ProcessGroupHolmes of a group. Collective over its ranks."""
     import torch.distributed as dist
 
+    from holmes_comm import process_end  # noqa: F401 - importing it is what it is for
     from holmes_comm._C import CommunicatorOptions, log_nics
     from holmes_comm.clusters import agree_membership
     from holmes_comm.nics import NicSelection

@@ -12,6 +12,7 @@
 #include "bindings/quick_method.hpp"
 #include "holmes/comm/communicator.hpp"
 #include "holmes/core/error.hpp"
+#include "holmes/engine/settling.hpp"
 #include "holmes/nccl/nccl_communicator.hpp"
 #include "holmes/record/communicator_record.hpp"
 #include "holmes/reduce/compression.hpp"
@@ -528,6 +529,9 @@ void bind_communicator(py::module_& module) {
   module.def("make_communicator", &make, "store"_a, "options"_a,
              "Collective over the ranks that share `store`: connects them over the NICs of `options`. holmes_comm.init "
              "chooses\nthe NICs and calls this.");
+  module.def("wait_until_settled", &wait_until_settled, py::call_guard<GilRelease>(),
+             "Local: returns when no destroyed communicator of this process stays for others any more "
+             "(local_completion). The end\nof a process does it, but for os._exit.");
 }
 
 }  // namespace holmes

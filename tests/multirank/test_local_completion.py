@@ -127,3 +127,59 @@ def test_a_process_that_ends_at_once_loses_nothing(transport, monkeypatch):
     said = [rank.communicate(timeout=120) for rank in ranks]
     assert [out.split() for out, _ in said] == [["right"], ["right"]], said
     assert [rank.returncode for rank in ranks] == [0, 0], said
+
+
+#: The same in processes that multiprocessing makes: it ends what it forked by os._exit.
+MULTIPROCESSING = """
+import multiprocessing, sys, time
+import numpy as np
+
+if sys.argv[2] == "first":
+    from holmes_comm import init
+
+
+def job(rank, port, operation):
+    from holmes_comm import TcpStore, init
+
+    store = TcpStore("127.0.0.1", port)
+    comm = init(store, rank, 3, name="job", transport="shm" if operation == "reduce" else "tcp")
+    data = np.full(2000, rank + 1.0)
+    if operation == "reduce":  # what the last one has cannot be taken before the second one's is there
+        if rank == 1:
+            time.sleep(0.7)
+        comm.reduce(data, 0)
+        assert rank != 0 or (data == 6).all()
+        return
+    parts = [np.zeros_like(data) for _ in range(3)] if rank == 0 else None
+    if rank == 0:
+        time.sleep(0.7)
+    for _ in range(70):
+        comm.gather(data, parts, 0)
+    assert rank != 0 or all((part == number + 1).all() for number, part in enumerate(parts))
+
+
+if __name__ == "__main__":
+    from holmes_comm import TcpStore
+
+    store = TcpStore("127.0.0.1", 0, is_server=True)
+    context = multiprocessing.get_context(sys.argv[1])
+    ranks = [context.Process(target=job, args=(rank, store.port, sys.argv[3])) for rank in range(3)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    assert [rank.exitcode for rank in ranks] == [0, 0, 0]
+    print("right")
+"""
+
+
+@pytest.mark.parametrize("operation", ["gather", "reduce"])
+@pytest.mark.parametrize("imported", ["first", "late"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_what_multiprocessing_ends_loses_nothing(method, imported, operation, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOLMES_LOCAL_COMPLETION", "1")
+    script = tmp_path / "job.py"
+    script.write_text(MULTIPROCESSING)
+    command = [sys.executable, str(script), method, imported, operation]
+    ran = subprocess.run(command, timeout=120, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "right\n"), ran.stderr

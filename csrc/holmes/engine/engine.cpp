@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
-#include <thread>
 #include <utility>
 
 #include "holmes/core/error.hpp"
 #include "holmes/core/log.hpp"
 #include "holmes/core/no_memory.hpp"
+#include "holmes/engine/settling.hpp"
 #include "holmes/record/dump.hpp"
 #include "holmes/record/registry.hpp"
 
@@ -18,30 +17,6 @@ namespace {
 
 // Operations started by what follows another one's end (Work::on_final) are not driven inside of it.
 thread_local bool this_thread_drives = false;
-
-// Communicators that were destroyed and are not closed yet. The process waits for them at its end.
-std::atomic<int> settling{0};
-
-void wait_until_settled() {
-  constexpr auto patience = std::chrono::seconds(5);
-  constexpr auto pause = std::chrono::milliseconds(1);
-  const auto start = Clock::now();
-  for (bool is_told = false; settling > 0; std::this_thread::sleep_for(pause)) {
-    if (is_told || Clock::now() - start < patience) continue;
-    is_told = true;
-    log(LogLevel::warn, std::nullopt,
-        "this process waits at its end for ranks that have not entered operations with a root that ended here "
-        "(local_completion), until the operations' deadlines");
-  }
-}
-
-void settle_before_exit() {
-  static const std::uint64_t epoch = fork_epoch();
-  // A child has none of the threads that settle.
-  [[maybe_unused]] static const int registered = std::atexit([] {
-    if (fork_epoch() == epoch) wait_until_settled();
-  });
-}
 
 // What the works of `failure` raise.
 std::exception_ptr raised(const Failure& failure) {
@@ -380,7 +355,7 @@ void Engine::set_dead(Failure failure, bool is_error) {
     dead_.store(true, std::memory_order_release);
   }
   operations_.close();
-  if (std::exchange(is_settling_, false)) --settling;
+  if (std::exchange(is_settling_, false)) end_settling();
 }
 
 void Engine::fail(Failure failure) {
@@ -509,10 +484,7 @@ bool Engine::settle_and_close() {
     close_now();
     return true;
   }
-  if (!std::exchange(is_settling_, true)) {
-    settle_before_exit();
-    ++settling;
-  }
+  if (!std::exchange(is_settling_, true)) begin_settling();
   return moved;
 }
 
