@@ -161,7 +161,7 @@ void HierarchicalParts::fail(const Failure& failure) const {
 
 CallOptions HierarchicalChains::call() const {
   // Too late: the operation fails with its own message, which says whom it waits for.
-  return {.timeout = std::max<Duration>(deadline_ - Clock::now(), std::chrono::nanoseconds(1)), .async = true};
+  return {.timeout = std::max<Duration>(deadline_ - Clock::now(), std::chrono::nanoseconds(1)), .async = !waits_};
 }
 
 CallOptions HierarchicalChains::averaging_call() const {

@@ -51,8 +51,9 @@ struct Crossing {
 // Makes the chains of one operation. All ranks of the group do so with matching arguments.
 class HierarchicalChains {
 public:
-  HierarchicalChains(std::shared_ptr<const HierarchicalParts> parts, Clock::time_point deadline)
-      : parts_(std::move(parts)), deadline_(deadline) {}
+  // `waits`: their steps return when they are done.
+  HierarchicalChains(std::shared_ptr<const HierarchicalParts> parts, Clock::time_point deadline, bool waits)
+      : parts_(std::move(parts)), deadline_(deadline), waits_(waits) {}
 
   // Per piece: reduce-scatter inside, all-reduce of the shares between, all-gather inside; all in place.
   std::vector<Chain> all_reduce(const Buffer& data, ReduceOp op, const Crossing& crossing) const;
@@ -79,6 +80,7 @@ private:
 
   std::shared_ptr<const HierarchicalParts> parts_;
   Clock::time_point deadline_;
+  bool waits_;
 };
 
 }  // namespace holmes

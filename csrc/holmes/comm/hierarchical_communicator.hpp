@@ -64,6 +64,7 @@ private:
   std::shared_ptr<HierarchicalParts> parts_;
   std::shared_ptr<StageScheduler> scheduler_;
   std::uint64_t min_bytes_ = 0;
+  std::uint64_t min_gather_bytes_ = 0;  // the same of all_gather
   int splits_ = 0;
 };
 

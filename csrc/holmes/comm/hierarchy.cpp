@@ -9,9 +9,8 @@
 namespace holmes {
 namespace {
 
-// Smaller pieces cost more latency than their overlap gains; more of them shorten only what does not overlap, the first
-// piece's reduce-scatter and the last one's all-gather, to a thirty-second.
-constexpr std::size_t min_piece_bytes = 256 * 1024;
+// More shorten only what does not overlap, the first piece's reduce-scatter and the last one's all-gather, to a
+// thirty-second.
 constexpr std::size_t max_chain_pieces = 32;
 // Cuts fall between cache lines.
 constexpr std::size_t line_bytes = 64;
@@ -69,11 +68,14 @@ Buffer slice(const Buffer& whole, const Run& run) {
 
 namespace {
 
-constexpr std::size_t first_bytes = 4 * 1024;
+constexpr std::size_t first_bytes = 256;
 constexpr std::size_t last_bytes = 4 * 1024 * 1024;
 constexpr std::size_t growth = 4;
 constexpr std::size_t min_sizes = 3;  // what a trend needs
 constexpr int rounds = 2;             // the better one counts: noise only adds
+// Small ones are called in a row, as links let a first few packets through at once that they are too slow for.
+constexpr std::int64_t row_ns = 8'000'000;
+constexpr std::int64_t most_calls = 16;
 constexpr auto budget = std::chrono::milliseconds(200);
 // A lead smaller than a tenth is taken for noise.
 constexpr std::int64_t lead_numerator = 9;
@@ -93,6 +95,16 @@ std::int64_t nanoseconds_of(const std::function<void()>& body) {
   const auto start = Clock::now();
   body();
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+}
+
+// Where the hierarchical form, which was behind at the last size and is ahead now, overtook the flat one.
+std::uint64_t overtaking_bytes(const Times& before, const Times& now, std::size_t bytes) {
+  const double lag_ns = static_cast<double>(before.hierarchical_ns - before.flat_ns);
+  const double lead_ns = static_cast<double>(now.flat_ns - now.hierarchical_ns);
+  const double last_bytes = static_cast<double>(bytes / growth);
+  if (lag_ns <= 0) return bytes;  // by less than counts
+  return static_cast<std::uint64_t>(last_bytes +
+                                    (static_cast<double>(bytes) - last_bytes) * lag_ns / (lag_ns + lead_ns));
 }
 
 // Where the line through the last two measurements of the hierarchical form falls below the flat one's.
@@ -142,18 +154,32 @@ std::uint64_t measure_hierarchical_min_bytes(Communicator& flat, const std::func
   for (std::size_t bytes = first_bytes;; bytes *= growth) {
     const Buffer data{values.data(), bytes / sizeof(float), DType::float32, nullptr};
     Times now{INT64_MAX, INT64_MAX, 0};
-    for (int round = 0; round < rounds; ++round) {
-      flat.barrier(call)->wait();
-      now.flat_ns = std::min(now.flat_ns, nanoseconds_of([&] { flat.all_reduce(data, ReduceOp::sum, call)->wait(); }));
-      flat.barrier(call)->wait();
-      now.hierarchical_ns = std::min(now.hierarchical_ns, nanoseconds_of([&] { hierarchical(data); }));
-    }
+    const auto measure = [&](std::int64_t calls) {
+      const auto one_of = [&](const std::function<void()>& body) {
+        flat.barrier(call)->wait();
+        return nanoseconds_of([&] {
+                 for (std::int64_t i = 0; i < calls; ++i) body();
+               }) /
+               calls;
+      };
+      const auto flat_ns = one_of([&] { flat.all_reduce(data, ReduceOp::sum, call)->wait(); });
+      const auto hierarchical_ns = one_of([&] { hierarchical(data); });
+      now.flat_ns = std::min(now.flat_ns, flat_ns);
+      now.hierarchical_ns = std::min(now.hierarchical_ns, hierarchical_ns);
+    };
+    measure(1);
+    std::int64_t once_ns = now.flat_ns + now.hierarchical_ns;
+    reduce_to_largest(flat, &once_ns, 1, call);
+    const std::int64_t calls = std::clamp<std::int64_t>(row_ns / once_ns, 1, most_calls);
+    if (calls > 1) now = {INT64_MAX, INT64_MAX, 0};
+    for (int round = calls > 1 ? 0 : 1; round < rounds; ++round) measure(calls);
     now.elapsed_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
     std::array<std::int64_t, 3> agreed = {now.flat_ns, now.hierarchical_ns, now.elapsed_ns};
     reduce_to_largest(flat, agreed.data(), agreed.size(), call);
     now = {agreed[0], agreed[1], agreed[2]};
     ++sizes;
-    if (now.hierarchical_ns * lead_denominator < now.flat_ns * lead_numerator) return bytes;
+    if (now.hierarchical_ns * lead_denominator < now.flat_ns * lead_numerator)
+      return before ? overtaking_bytes(*before, now, bytes) : bytes;
     const bool is_spent = std::chrono::nanoseconds(now.elapsed_ns) > budget && sizes >= min_sizes;
     if (is_spent || bytes == last_bytes) return before ? crossing_bytes(*before, now, bytes) : never_hierarchical;
     before = now;

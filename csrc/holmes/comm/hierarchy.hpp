@@ -57,6 +57,9 @@ private:
   bool equal_ = true;
 };
 
+// Smaller pieces cost more latency than their overlap gains.
+inline constexpr std::size_t min_piece_bytes = 256 * 1024;
+
 // Cuts a buffer so that the phases of consecutive pieces overlap.
 std::vector<Run> cut_into_pieces(std::size_t count, DType dtype);
 

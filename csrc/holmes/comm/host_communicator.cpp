@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <new>
 
-#include "holmes/collectives/choose.hpp"
 #include "holmes/collectives/digest.hpp"
 #include "holmes/collectives/exchange.hpp"
 #include "holmes/collectives/short_bruck.hpp"
@@ -349,10 +348,14 @@ WorkPtr HostCommunicator::finish_alike(Call call, const Signature& signature, st
 template <typename Fill, typename Make>
 WorkPtr HostCommunicator::run_short(const Signature& signature, std::size_t pair_bytes, const CallOptions& options,
                                     const Fill& fill, const Make& make) {
+  return run_short(short_form(engine_->group(), signature.op, pair_bytes), signature, options, fill, make);
+}
+
+template <typename Fill, typename Make>
+WorkPtr HostCommunicator::run_short(ShortForm form, const Signature& signature, const CallOptions& options,
+                                    const Fill& fill, const Make& make) {
   Group& group = engine_->group();
-  if (!group.takes_short || options.async || digest_every_ > 0) return nullptr;
-  const ShortForm form = short_form(group, signature.op, pair_bytes);
-  if (form == ShortForm::none) return nullptr;
+  if (!group.takes_short || options.async || digest_every_ > 0 || form == ShortForm::none) return nullptr;
   if (form == ShortForm::log_steps) return run_short(ShortBruck(group, signature), options, fill, make);
   return run_short(ShortExchange(group, signature), options, fill, make);
 }
@@ -575,16 +578,17 @@ WorkPtr HostCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Bu
       std::move(inputs), std::move(outputs), options);
 }
 
+void HostCommunicator::fill_nothing(ShortCall& called) const {
+  for (int peer = 0; peer < options_.size; ++peer) called.set(peer, nullptr, 0, nullptr, 0);
+}
+
 WorkPtr HostCommunicator::barrier(CallOptions options) {
   const Signature signature{.op = OpCode::barrier, .reduction = {}, .root = {}, .whole = options.part_of};
   const auto make = [&](const Call& call) {
     return choose_all_gather(engine_->group(), signature, call.work, call.deadline,
                              no_data(DType::uint8, options_.size), Buffer{});
   };
-  const auto fill = [&](ShortCall& called) {
-    for (int peer = 0; peer < options_.size; ++peer) called.set(peer, nullptr, 0, nullptr, 0);
-  };
-  return run(signature, 0, options, fill, make);
+  return run(signature, 0, options, [&](ShortCall& called) { fill_nothing(called); }, make);
 }
 
 // Sends first, so that nobody waits for one that waits itself.
@@ -701,11 +705,22 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
   return options ? make_communicator(store_, std::move(*options)) : nullptr;
 }
 
+bool HostCommunicator::is_far() const { return engine_->group().is_far; }
+
+// As a barrier, but on a far path straight to everybody: a step takes a trip there.
 WorkPtr HostCommunicator::announce(const Signature& signature, CallOptions options) {
+  Group& group = engine_->group();
+  const auto make = [&](const Call& call) -> std::unique_ptr<Collective> {
+    std::vector<Buffer> nothing = no_data(signature.dtype, options_.size);
+    if (group.is_far) return std::make_unique<Exchange>(group, signature, call.work, call.deadline, nothing, nothing);
+    return choose_all_gather(group, signature, call.work, call.deadline, std::move(nothing), Buffer{});
+  };
+  if (WorkPtr work = run_short(
+          short_form(group, OpCode::barrier, 0), signature, options, [&](ShortCall& called) { fill_nothing(called); },
+          make))
+    return work;
   Call call = begin(options);
-  auto collective =
-      std::make_unique<Exchange>(engine_->group(), signature, call.work, call.deadline,
-                                 no_data(signature.dtype, options_.size), no_data(signature.dtype, options_.size));
+  auto collective = make(call);
   return finish(std::move(call), std::move(collective));
 }
 

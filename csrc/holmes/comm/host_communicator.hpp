@@ -5,6 +5,7 @@
 
 #include <atomic>
 
+#include "holmes/collectives/choose.hpp"
 #include "holmes/comm/arguments.hpp"
 #include "holmes/comm/part_communicator.hpp"
 #include "holmes/engine/engine.hpp"
@@ -60,6 +61,7 @@ public:
   Failure abort_failure(const std::string& reason) const override { return engine_->abort_failure(reason); }
   void watch_peers(const std::function<void(const Failure&)>& told) override;
   bool has_left_rdma() const override { return has_left_rdma_; }
+  bool is_far() const override;
   // What messages call a rank.
   int label(int rank) const { return label_of(options_, rank); }
   // Throws UsageError in a forked child.
@@ -79,7 +81,11 @@ private:
   WorkPtr run_short(const Signature& signature, std::size_t pair_bytes, const CallOptions& options, const Fill& fill,
                     const Make& make);
   template <typename Fill, typename Make>
+  WorkPtr run_short(ShortForm form, const Signature& signature, const CallOptions& options, const Fill& fill,
+                    const Make& make);
+  template <typename Fill, typename Make>
   WorkPtr run_short(ShortCall&& called, const CallOptions& options, const Fill& fill, const Make& make);
+  void fill_nothing(ShortCall& called) const;
   // As run_short, or else as any other.
   template <typename Fill, typename Make>
   WorkPtr run(const Signature& signature, std::size_t pair_bytes, const CallOptions& options, const Fill& fill,

@@ -26,6 +26,8 @@ public:
   virtual void watch_peers(const std::function<void(const Failure&)>& told) = 0;
   // Whether RDMA turned out not to work between the ranks of the own cluster.
   virtual bool has_left_rdma() const = 0;
+  // Whether ranks are so far from each other that what goes there takes long; a wide one does not know.
+  virtual bool is_far() const = 0;
 };
 
 // Collective: a mesh, or, of many ranks, a wide one.

@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "holmes/core/interrupt.hpp"
 #include "holmes/core/no_memory.hpp"
 
 namespace holmes {
@@ -104,6 +105,43 @@ WorkPtr StageScheduler::start(std::string title, const Step& announce, std::vect
   for (const auto& task : tasks) fail_where_it_throws(operation->title, [&] { enter(task); });
   await(announcement, operation, "", [self = shared_from_this(), operation] { self->finish_part(operation); });
   return operation->work;
+}
+
+bool StageScheduler::run_alone(const std::string& title, const Step& announce, const Chain& chain, Work& work) {
+  const std::unique_lock starting(starting_, std::try_to_lock);
+  if (!starting || has_pending() || has_failed()) return false;
+  work.mark_running();
+  const auto end_with = [&](const std::string& part_of) {
+    fail(failure_in(std::current_exception(), part_of));
+    work.fail(made_or([&] { return error_of(*failure_); }, [] { return std::make_exception_ptr(std::bad_alloc()); }));
+  };
+  std::vector<WorkPtr> announcement;
+  try {
+    announcement = announce();
+    for (const auto& part : announcement)
+      part->on_final([self = shared_from_this(), part] {
+        if (part->state() == WorkState::failed) self->fail(failure_in(part->error(), ""));
+      });
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const UsageError&) {  // nothing was announced
+    throw;
+  } catch (const std::exception&) {
+    end_with("");
+    return true;
+  }
+  try {
+    for (const Step& step : chain)
+      if (step)
+        for (const auto& part : step()) part->wait();
+    for (const auto& part : announcement) part->wait();
+    work.complete();
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const std::exception&) {
+    end_with(title);
+  }
+  return true;
 }
 
 // The task waits for its turn in its stage; whoever is in the stage already runs what became ready meanwhile.

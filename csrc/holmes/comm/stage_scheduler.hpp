@@ -35,6 +35,10 @@ public:
   // errors of the chains what they are parts of, `work` is its handle. Throws what ended the pipeline.
   WorkPtr start(std::string title, const Step& announce, std::vector<Chain> chains,
                 WorkPtr work = std::make_shared<Work>());
+  // The same in the calling thread, from the announcement to the end, of one chain, whose steps' operations may be
+  // synchronous. Returns false, having done nothing, where something else is under way. Throws also Interrupted, and
+  // then the caller is to end everything.
+  bool run_alone(const std::string& title, const Step& announce, const Chain& chain, Work& work);
 
   // Ends everything, also where memory is short: pending and later operations raise `failure`.
   void fail(Failure failure);
@@ -65,7 +69,7 @@ private:
   void finish_part(const std::shared_ptr<Operation>& operation);
 
   const std::function<void(const Failure&)> on_failure_;
-  std::mutex starting_;  // held from an operation's announcement until its tickets are drawn
+  std::mutex starting_;  // held from an operation's announcement until its tickets are drawn, or it has run alone
   mutable std::mutex mutex_;
   std::array<Stage, stage_count> stages_;
   std::uint64_t tickets_ = 0;

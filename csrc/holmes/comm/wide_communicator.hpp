@@ -49,6 +49,7 @@ public:
   Failure abort_failure(const std::string& reason) const override;
   void watch_peers(const std::function<void(const Failure&)>& told) override;
   bool has_left_rdma() const override { return false; }  // its rows and columns know, each of itself
+  bool is_far() const override { return true; }
 
 private:
   class Body;  // what outlives the communicator where operations are pending
