@@ -1,5 +1,6 @@
 // What goes wrong over clusters: ranks that disagree, that come late, that die, that abort, in the middle of operations
 // of several parts. Every rank raises, soon, the error of the right type with ranks as the whole group numbers them.
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 
@@ -11,7 +12,7 @@ using namespace holmes::test;
 
 namespace {
 
-constexpr std::size_t count = 3'000'000;  // several pieces
+std::size_t count = 0;  // of several pieces, or of one that the calling thread carries out itself
 
 // Memory that lives as long as an operation uses it.
 Buffer owned_buffer() {
@@ -37,8 +38,8 @@ void all_reduce(Communicator& comm, std::size_t elements, DType dtype = DType::f
 }
 
 // Rank 3 calls something else than the others; all of them hear of it.
-void check_mismatch(const std::function<void(Communicator&)>& other, std::uint64_t min_bytes = 1'000'000) {
-  run_clusters({0, 0, 1, 1}, min_bytes, [&](Communicator& comm) {
+void check_mismatch(const std::function<void(Communicator&)>& other) {
+  run_clusters({0, 0, 1, 1}, count, [&](Communicator& comm) {
     const auto error = raised<MismatchError>([&] {
       all_reduce(comm, count);  // a slow rank may still be in it when it hears what the fast ones did next
       if (comm.rank() == 3) {
@@ -86,7 +87,7 @@ void check_usage() {
     raised<UsageError>([&] { all_reduce(comm, 2000, DType::float32, ReduceOp::sum, compressed); });  // other residual
     compressed.compression->reset();
     all_reduce(comm, 2000, DType::float32, ReduceOp::sum, compressed);
-    all_reduce(comm, count);  // usable still
+    all_reduce(comm, 3'000'000);  // usable still
   });
   run_communicators(2, Transport::tcp, [](Communicator& comm) {
     raised<UsageError>([&] {
@@ -150,10 +151,11 @@ void check_death() {
       return;
     }
     bool lost = false;
+    const bool waits = count < 100'000;
     // Held until the error is read: the thread sanitizer does not see how libstdc++ counts who holds an exception.
     std::vector<WorkPtr> works;
     try {
-      for (int i = 0; i < 4; ++i) works.push_back(comm.all_reduce(owned_buffer(), ReduceOp::sum, {.async = true}));
+      for (int i = 0; i < 4; ++i) works.push_back(comm.all_reduce(owned_buffer(), ReduceOp::sum, {.async = !waits}));
       for (const auto& work : works) work->wait();
     } catch (const CommunicatorError& error) {  // destroyed with operations pending, or gone
       CHECK(contains(error.what(), "rank 3 (host "));
@@ -230,17 +232,44 @@ void check_destruction_with_pending() {
   std::printf("destruction: ok\n");
 }
 
+// Who waits carries an operation out in another way than who does not, and where something is under way already in
+// that one too: they meet all the same.
+void check_those_who_wait_and_those_who_do_not() {
+  run_clusters({0, 0, 1, 1, 1}, 0, [&](Communicator& comm) {
+    for (int round = 0; round < 100; ++round) {
+      std::vector<float> small(static_cast<std::size_t>(round) * 7 + 1, static_cast<float>(comm.rank() + round));
+      std::vector<float> large(round % 10 == 0 ? 300'000 : 100, static_cast<float>(comm.rank()));
+      std::vector<WorkPtr> works;
+      if (round % 3 == 0)
+        works.push_back(comm.all_reduce(buffer(large, DType::float32), ReduceOp::max, {.async = true}));
+      const bool waits = (round + comm.rank()) % 2 == 0;
+      works.push_back(comm.all_reduce(buffer(small, DType::float32), ReduceOp::sum, {.async = !waits}));
+      std::vector<float> sent(small.size(), static_cast<float>(comm.rank()));
+      works.push_back(comm.broadcast(buffer(sent, DType::float32), round % 5, {.async = (round / 2) % 2 == 0}));
+      for (const auto& work : works) work->wait();
+      CHECK(std::ranges::all_of(small, [&](float value) { return value == static_cast<float>(10 + 5 * round); }));
+      CHECK(std::ranges::all_of(sent, [&](float value) { return value == static_cast<float>(round % 5); }));
+      CHECK(round % 3 != 0 || std::ranges::all_of(large, [](float value) { return value == 4; }));
+    }
+  });
+  std::printf("those who wait and those who do not: ok\n");
+}
+
 }  // namespace
 
 int main() {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  check_mismatches();
   check_usage();
   check_setup();
-  check_deadline();
-  check_death();
-  check_names_in_wide_clusters();
-  check_abort();
-  check_destruction_with_pending();
+  check_those_who_wait_and_those_who_do_not();
+  for (const std::size_t elements : {3'000'000, 1'000}) {
+    count = elements;
+    check_mismatches();
+    check_deadline();
+    check_death();
+    check_names_in_wide_clusters();
+    check_abort();
+    check_destruction_with_pending();
+  }
   return 0;
 }
