@@ -478,3 +478,47 @@ def test_messages_follow_a_rate_that_halves_and_comes_back(tmp_path: Path) -> No
         ratios = [ratio for at, ratio in found["told"] if changed_s < at < changed_s + _FOLLOWED_S]
         assert any(ratio**turn > 1.4 for ratio in ratios), found["told"]
     assert found["paths"][-1][2] >= 2
+
+
+#: Prints to whom a rank sends in each small operation.
+SMALL_OPERATIONS = """
+import numpy as np, holmes_comm
+
+comm = holmes_comm.init()
+data = np.ones(4, "float32")
+all_data = [np.zeros(4, "float32") for _ in range(4)]
+
+
+def sent():
+    peers = [0] * 4
+    for connection in comm.connections():
+        if connection["purpose"] == "collective":
+            peers[connection["peer"]] += connection["sent_bytes"]
+    return peers
+
+
+def receivers(call):
+    comm.barrier()
+    before = sent()
+    for _ in range(5):
+        call()
+    return [peer for peer in range(4) if sent()[peer] > before[peer]]
+
+
+print("barrier", receivers(comm.barrier))
+print("all_reduce", receivers(lambda: comm.all_reduce(data)))
+print("all_gather", receivers(lambda: comm.all_gather(all_data, data)))
+print("reduce_scatter", receivers(lambda: comm.reduce_scatter(data, all_data)))
+"""
+
+
+@needs_namespaces
+def test_small_operations_take_one_trip() -> None:
+    """In log2(n) steps each step would take the way of 20 ms."""
+    with Testbed("far-clusters").session() as session:
+        result = session.launch([sys.executable, "-c", SMALL_OPERATIONS]).wait(120.0)
+    assert result.returncode == 0, result.outputs
+    for rank, lines in result.outputs.items():
+        others = [peer for peer in range(4) if peer != rank]
+        names = ("barrier", "all_reduce", "all_gather", "reduce_scatter")
+        assert [line for line in lines if line.startswith(names)] == [f"{name} {others}" for name in names]

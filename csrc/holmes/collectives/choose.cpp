@@ -14,9 +14,10 @@ namespace holmes {
 namespace {
 
 // Whether an operation that brings so many bytes to every rank goes in log2(n) steps. Only where a message costs more
-// than its bytes: over sockets, with few bytes, and more than the two ranks that one step serves.
+// than its bytes and its way: over sockets, with few bytes, between more than the two ranks that one step serves, and
+// not on a far path, where each step would take a trip.
 bool takes_log_steps(const Group& group, std::size_t received_bytes) {
-  return group.size > 2 && !group.all_shared_memory && received_bytes <= group.one_step_bytes();
+  return group.size > 2 && !group.all_shared_memory && !group.is_far && received_bytes <= group.one_step_bytes();
 }
 
 // Whether what all ranks want of one root, or send to it, goes through others too. Not where there are none, and not
@@ -37,10 +38,11 @@ bool pays_in_chain(const Group& group, std::size_t bytes) {
 // 4 ranks, slower above; with 8 ranks faster up to 8 KiB).
 constexpr int most_direct_ranks = 4;
 
-// Where operations end locally, few ranks talk to the root alone: what goes through others waits for them.
+// Where operations end locally, few ranks talk to the root alone: what goes through others waits for them. And so do
+// all on a far path.
 bool goes_straight(const Group& group, std::size_t bytes) {
   constexpr int most_ranks = 8;
-  return group.local_completion && group.size <= most_ranks &&
+  return ((group.local_completion && group.size <= most_ranks) || group.is_far) &&
          bytes * static_cast<std::size_t>(group.size - 1) <= group.one_step_bytes();
 }
 

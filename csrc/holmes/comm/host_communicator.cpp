@@ -707,7 +707,7 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
 
 bool HostCommunicator::is_far() const { return engine_->group().is_far; }
 
-// As a barrier, but on a far path straight to everybody: a step takes a trip there.
+// As a barrier.
 WorkPtr HostCommunicator::announce(const Signature& signature, CallOptions options) {
   Group& group = engine_->group();
   const auto make = [&](const Call& call) -> std::unique_ptr<Collective> {
