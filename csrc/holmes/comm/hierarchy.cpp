@@ -71,8 +71,9 @@ namespace {
 constexpr std::size_t first_bytes = 256;
 constexpr std::size_t last_bytes = 4 * 1024 * 1024;
 constexpr std::size_t growth = 4;
-constexpr std::size_t min_sizes = 3;  // what a trend needs
-constexpr int rounds = 2;             // the better one counts: noise only adds
+constexpr std::size_t first_trend_bytes = 4 * 1024;  // before, it is the time of messages, which says nothing
+constexpr std::size_t min_sizes = 3;                 // what a trend needs
+constexpr int rounds = 2;                            // the better one counts: noise only adds
 // Small ones are called in a row, as links let a first few packets through at once that they are too slow for.
 constexpr std::int64_t row_ns = 8'000'000;
 constexpr std::int64_t most_calls = 16;
@@ -143,15 +144,15 @@ std::optional<std::uint64_t> agree_given_bytes(Communicator& flat, const std::op
   return first ? std::optional(all[2 * *first + 1]) : std::nullopt;
 }
 
-std::uint64_t measure_hierarchical_min_bytes(Communicator& flat, const std::function<void(const Buffer&)>& hierarchical,
-                                             Duration timeout) {
+std::uint64_t measure_hierarchical_min_bytes(PartCommunicator& flat,
+                                             const std::function<void(const Buffer&)>& hierarchical, Duration timeout) {
   CallOptions call;
   call.timeout = timeout;
   std::vector<float> values(last_bytes / sizeof(float));
   const auto start = Clock::now();
   std::optional<Times> before;
   std::size_t sizes = 0;
-  for (std::size_t bytes = first_bytes;; bytes *= growth) {
+  for (std::size_t bytes = flat.is_far() ? first_trend_bytes : first_bytes;; bytes *= growth) {
     const Buffer data{values.data(), bytes / sizeof(float), DType::float32, nullptr};
     Times now{INT64_MAX, INT64_MAX, 0};
     const auto measure = [&](std::int64_t calls) {
@@ -168,7 +169,7 @@ std::uint64_t measure_hierarchical_min_bytes(Communicator& flat, const std::func
       now.hierarchical_ns = std::min(now.hierarchical_ns, hierarchical_ns);
     };
     measure(1);
-    std::int64_t once_ns = now.flat_ns + now.hierarchical_ns;
+    std::int64_t once_ns = std::max<std::int64_t>(now.flat_ns + now.hierarchical_ns, 1);
     reduce_to_largest(flat, &once_ns, 1, call);
     const std::int64_t calls = std::clamp<std::int64_t>(row_ns / once_ns, 1, most_calls);
     if (calls > 1) now = {INT64_MAX, INT64_MAX, 0};
@@ -177,7 +178,7 @@ std::uint64_t measure_hierarchical_min_bytes(Communicator& flat, const std::func
     std::array<std::int64_t, 3> agreed = {now.flat_ns, now.hierarchical_ns, now.elapsed_ns};
     reduce_to_largest(flat, agreed.data(), agreed.size(), call);
     now = {agreed[0], agreed[1], agreed[2]};
-    ++sizes;
+    if (bytes >= first_trend_bytes) ++sizes;
     if (now.hierarchical_ns * lead_denominator < now.flat_ns * lead_numerator)
       return before ? overtaking_bytes(*before, now, bytes) : bytes;
     const bool is_spent = std::chrono::nanoseconds(now.elapsed_ns) > budget && sizes >= min_sizes;

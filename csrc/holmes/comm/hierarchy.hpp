@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "holmes/comm/communicator.hpp"
+#include "holmes/comm/part_communicator.hpp"
 #include "holmes/core/types.hpp"
 
 namespace holmes {
@@ -72,7 +72,7 @@ std::optional<std::uint64_t> agree_given_bytes(Communicator& flat, const std::op
 // Collective over `flat`: times an all_reduce of growing sizes in both forms until `hierarchical` (which is given what
 // to reduce and blocks) wins or the time for it is spent; then goes by the trend. The same on all ranks. Returns
 // never_hierarchical where it does not win.
-std::uint64_t measure_hierarchical_min_bytes(Communicator& flat, const std::function<void(const Buffer&)>& hierarchical,
-                                             Duration timeout);
+std::uint64_t measure_hierarchical_min_bytes(PartCommunicator& flat,
+                                             const std::function<void(const Buffer&)>& hierarchical, Duration timeout);
 
 }  // namespace holmes
