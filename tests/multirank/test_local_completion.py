@@ -37,27 +37,6 @@ def test_a_root_is_through_before_the_others_begin(transport):
     assert others == [[0.0] * 4] * 2
 
 
-@pytest.mark.parametrize("count", [4, 100_000])
-def test_a_root_is_through_before_the_others_begin_over_clusters(count):
-    store = holmes_comm.LocalStore()
-    is_through = threading.Event()
-    options = CommunicatorOptions(local_completion=True, hierarchical_min_bytes=0)
-
-    def body(rank):
-        cluster = "ab"[rank // 2]
-        comm = holmes_comm.init(store, rank, 4, name="local", transport="tcp", options=options, cluster=cluster)
-        for number in range(3):
-            data = np.full(count, float(rank + number), "float32")
-            if rank != 0 and number == 1:
-                assert is_through.wait(30)
-            comm.broadcast(data, 0)
-            if number == 1:
-                is_through.set()
-            assert (data == number).all()
-
-    run_threads(4, body, timeout_s=60)
-
-
 def test_ranks_that_do_not_agree_are_told():
     store = holmes_comm.LocalStore()
 

@@ -707,18 +707,18 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
 
 bool HostCommunicator::is_far() const { return engine_->group().is_far; }
 
-// As a barrier, and as an empty operation with a root where that ends locally.
+// As a barrier.
 WorkPtr HostCommunicator::announce(const Signature& signature, CallOptions options) {
   Group& group = engine_->group();
-  const bool ends_early = group.local_completion && signature.root;
   const auto make = [&](const Call& call) -> std::unique_ptr<Collective> {
     std::vector<Buffer> nothing = no_data(signature.dtype, options_.size);
-    if (ends_early) return std::make_unique<Exchange>(group, signature, call.work, call.deadline, nothing, nothing);
+    if (group.is_far) return std::make_unique<Exchange>(group, signature, call.work, call.deadline, nothing, nothing);
     return choose_all_gather(group, signature, call.work, call.deadline, std::move(nothing), Buffer{});
   };
-  const ShortForm form = ends_early ? ShortForm::one_step : short_form(group, OpCode::barrier, 0);
-  const auto fill = [&](ShortCall& called) { fill_nothing(called); };
-  if (WorkPtr work = run_short(form, signature, options, fill, make)) return work;
+  if (WorkPtr work = run_short(
+          short_form(group, OpCode::barrier, 0), signature, options, [&](ShortCall& called) { fill_nothing(called); },
+          make))
+    return work;
   Call call = begin(options);
   auto collective = make(call);
   return finish(std::move(call), std::move(collective));
