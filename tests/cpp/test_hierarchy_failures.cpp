@@ -234,8 +234,8 @@ void check_destruction_with_pending() {
 
 // Who waits carries an operation out in another way than who does not, and where something is under way already in
 // that one too: they meet all the same.
-void check_those_who_wait_and_those_who_do_not() {
-  run_clusters({0, 0, 1, 1, 1}, 0, [&](Communicator& comm) {
+void check_those_who_wait_and_those_who_do_not(bool local_completion) {
+  const auto body = [](Communicator& comm) {
     for (int round = 0; round < 100; ++round) {
       std::vector<float> small(static_cast<std::size_t>(round) * 7 + 1, static_cast<float>(comm.rank() + round));
       std::vector<float> large(round % 10 == 0 ? 300'000 : 100, static_cast<float>(comm.rank()));
@@ -251,7 +251,9 @@ void check_those_who_wait_and_those_who_do_not() {
       CHECK(std::ranges::all_of(sent, [&](float value) { return value == static_cast<float>(round % 5); }));
       CHECK(round % 3 != 0 || std::ranges::all_of(large, [](float value) { return value == 4; }));
     }
-  });
+  };
+  run_clusters({0, 0, 1, 1, 1}, 0, body,
+               [&](CommunicatorOptions& options) { options.local_completion = local_completion; });
   std::printf("those who wait and those who do not: ok\n");
 }
 
@@ -261,7 +263,7 @@ int main() {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   check_usage();
   check_setup();
-  check_those_who_wait_and_those_who_do_not();
+  for (const bool local_completion : {false, true}) check_those_who_wait_and_those_who_do_not(local_completion);
   for (const std::size_t elements : {3'000'000, 1'000}) {
     count = elements;
     check_mismatches();
