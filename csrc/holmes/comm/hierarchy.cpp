@@ -102,10 +102,10 @@ std::int64_t nanoseconds_of(const std::function<void()>& body) {
 std::uint64_t overtaking_bytes(const Times& before, const Times& now, std::size_t bytes) {
   const double lag_ns = static_cast<double>(before.hierarchical_ns - before.flat_ns);
   const double lead_ns = static_cast<double>(now.flat_ns - now.hierarchical_ns);
-  const double last_bytes = static_cast<double>(bytes / growth);
+  const double before_bytes = static_cast<double>(bytes / growth);
   if (lag_ns <= 0) return bytes;  // by less than counts
-  return static_cast<std::uint64_t>(last_bytes +
-                                    (static_cast<double>(bytes) - last_bytes) * lag_ns / (lag_ns + lead_ns));
+  return static_cast<std::uint64_t>(before_bytes +
+                                    (static_cast<double>(bytes) - before_bytes) * lag_ns / (lag_ns + lead_ns));
 }
 
 // Where the line through the last two measurements of the hierarchical form falls below the flat one's.

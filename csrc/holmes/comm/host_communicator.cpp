@@ -578,17 +578,8 @@ WorkPtr HostCommunicator::all_to_all(std::vector<Buffer> outputs, std::vector<Bu
       std::move(inputs), std::move(outputs), options);
 }
 
-void HostCommunicator::fill_nothing(ShortCall& called) const {
-  for (int peer = 0; peer < options_.size; ++peer) called.set(peer, nullptr, 0, nullptr, 0);
-}
-
 WorkPtr HostCommunicator::barrier(CallOptions options) {
-  const Signature signature{.op = OpCode::barrier, .reduction = {}, .root = {}, .whole = options.part_of};
-  const auto make = [&](const Call& call) {
-    return choose_all_gather(engine_->group(), signature, call.work, call.deadline,
-                             no_data(DType::uint8, options_.size), Buffer{});
-  };
-  return run(signature, 0, options, [&](ShortCall& called) { fill_nothing(called); }, make);
+  return announce({.op = OpCode::barrier, .reduction = {}, .root = {}, .whole = options.part_of}, options);
 }
 
 // Sends first, so that nobody waits for one that waits itself.
@@ -707,18 +698,17 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
 
 bool HostCommunicator::is_far() const { return engine_->group().is_far; }
 
-// As a barrier.
 WorkPtr HostCommunicator::announce(const Signature& signature, CallOptions options) {
   Group& group = engine_->group();
-  const auto make = [&](const Call& call) -> std::unique_ptr<Collective> {
-    std::vector<Buffer> nothing = no_data(signature.dtype, options_.size);
-    if (group.is_far) return std::make_unique<Exchange>(group, signature, call.work, call.deadline, nothing, nothing);
-    return choose_all_gather(group, signature, call.work, call.deadline, std::move(nothing), Buffer{});
+  const auto make = [&](const Call& call) {
+    return choose_all_gather(group, signature, call.work, call.deadline, no_data(signature.dtype, options_.size),
+                             Buffer{});
   };
-  if (WorkPtr work = run_short(
-          short_form(group, OpCode::barrier, 0), signature, options, [&](ShortCall& called) { fill_nothing(called); },
-          make))
-    return work;
+  const auto fill = [&](ShortCall& called) {
+    for (int peer = 0; peer < options_.size; ++peer) called.set(peer, nullptr, 0, nullptr, 0);
+  };
+  const ShortForm form = short_form(group, OpCode::barrier, 0);
+  if (WorkPtr work = run_short(form, signature, options, fill, make)) return work;
   Call call = begin(options);
   auto collective = make(call);
   return finish(std::move(call), std::move(collective));

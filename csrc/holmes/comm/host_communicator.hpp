@@ -85,7 +85,6 @@ private:
                     const Make& make);
   template <typename Fill, typename Make>
   WorkPtr run_short(ShortCall&& called, const CallOptions& options, const Fill& fill, const Make& make);
-  void fill_nothing(ShortCall& called) const;
   // As run_short, or else as any other.
   template <typename Fill, typename Make>
   WorkPtr run(const Signature& signature, std::size_t pair_bytes, const CallOptions& options, const Fill& fill,
