@@ -48,6 +48,7 @@ ORDER = [
     "holmes.tools.cli",
     "holmes.tools",
     "holmes.__main__",
+    "holmes.lab.preload",
     "holmes.lab.fake_sysfs",
     "holmes.lab.testbed",
     "holmes.lab.stress",

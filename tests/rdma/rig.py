@@ -61,7 +61,7 @@ def run(commands: list[str], timeout_s: float = 120) -> list[Result]:
     A single host has the devices rxe0 and rxe1 (10.0.0.1 and .2, interfaces va and vb), two have rxe0 each (10.0.0.1,
     10.0.0.2, interface vec0). Boots in a second or two. Raises Missing.
     """
-    program, root = kernel(), verbs_root()
+    program, root, environment = kernel(), verbs_root(), uml.kernel_environment(WORK)
     lines: list[socket.socket] = []
     if len(commands) == 2:
         lines = list(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
@@ -103,7 +103,7 @@ def run(commands: list[str], timeout_s: float = 120) -> list[Result]:
                 stdout=(folder / "console").open("wb"),
                 stderr=subprocess.STDOUT,
                 pass_fds=[line.fileno() for line in lines[number : number + 1]],
-                env={"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": memory},
+                env={"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": memory, **environment},
                 start_new_session=True,
             )
             processes.append(process)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from holmes.lab.preload import build_library
 from holmes.lab.testbed import fabric
 from holmes.lab.testbed.spec import Node, Spec, TestbedError
 
@@ -58,6 +59,31 @@ def kernel(folder: Path) -> Path:
         fresh.chmod(0o755)
         fresh.replace(unpacked)
     return unpacked
+
+
+def has_wide_registers() -> bool:
+    """Whether the processor has registers (AMX) that Linux 6.1 as a process does not know of and ends at."""
+    return " amx_tile" in Path("/proc/cpuinfo").read_text()
+
+
+def kernel_environment(folder: Path) -> dict[str, str]:
+    """What a kernel's process needs in its environment on this machine; a library is built into `folder`.
+
+    Raises Missing without a C compiler where one is needed: on processors with AMX (wide_registers.c).
+    """
+    if not has_wide_registers():
+        return {}
+    source = Path(__file__).with_name("wide_registers.c")
+    library = folder / "wide_registers.so"
+    if not library.is_file() or library.stat().st_mtime < source.stat().st_mtime:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            build_library(source, library)
+        except OSError as error:
+            raise Missing(
+                f"a kernel as a process does not boot on a processor with AMX without a library: {error}"
+            ) from None
+    return {"LD_PRELOAD": os.fspath(library)}
 
 
 def verbs_root(folder: Path, more: Sequence[str] = ()) -> Path:
@@ -129,16 +155,17 @@ class Guest:
 
     def command(self) -> list[str]:
         """What runs the kernel, in the node's namespaces."""
-        settings = self._folder / "settings"
-        settings.write_text(json.dumps(self._settings()))
+        described = self._folder / "settings"
+        described.write_text(json.dumps(self._settings()))
         words = [str(kernel(cache_folder())), f"mem={MEMORY_MIB}M", "root=/dev/root", "rootfstype=hostfs"]
         words += ["rootflags=/", "rw", "quiet", "panic=1", "con=null", "con0=null,fd:2", "ssl=null", "ssl0=fd:0,fd:1"]
         for number, nic in enumerate(self.node.nics):
             tap = fabric.tap_of(self.node, nic)
             words.append(f"vec{number}:transport=tap,ifname={tap},mac={self._mac(number)},depth=128,mtu={nic.mtu}")
-        words += [f"init={sys.executable}", "--", "-IS", str(Path(__file__).with_name("guest.py")), str(settings)]
+        words += [f"init={sys.executable}", "--", "-IS", str(Path(__file__).with_name("guest.py")), str(described)]
         run = ["sh", "-c", _RUN, "sh", str(self._folder / "requests"), str(self._folder / "console"), *words]
-        return fabric.enter_node(self.node.name, "/dev/shm", ["env", "TMPDIR=/dev/shm", "HOME=/dev/shm", *run])
+        settings = {"TMPDIR": "/dev/shm", "HOME": "/dev/shm", **kernel_environment(cache_folder())}
+        return fabric.enter_node(self.node.name, "/dev/shm", ["env", *(f"{k}={v}" for k, v in settings.items()), *run])
 
     def send(self, request: dict[str, Any]) -> None:
         """One request to the node's agent."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import struct
-import subprocess
 from pathlib import Path
+
+from holmes.lab.preload import build_library
 
 FAULTY_CALLS = "HOLMES_FAULTY_CALLS"
 
@@ -22,14 +21,7 @@ class Preloaded:
         """`folder`: where library and file are kept. Raises OSError without a compiler."""
         self._variable, self._count = variable, count
         self._file, self._library = folder / name, folder / f"{name}.so"
-        compiler = shlex.split(os.environ.get("CC", "cc"))
-        if shutil.which(compiler[0]) is None:
-            raise OSError(f"needs a C compiler (cc, or CC=...) to build {name}.c")
-        source = Path(__file__).with_name(f"{name}.c")
-        command = [*compiler, "-shared", "-fPIC", "-O1", "-o", os.fspath(self._library), os.fspath(source), "-ldl"]
-        built = subprocess.run(command, capture_output=True, text=True, check=False)
-        if built.returncode != 0:
-            raise OSError(f"`{shlex.join(command)}` failed: {built.stderr.strip()[-300:]}")
+        build_library(Path(__file__).with_name(f"{name}.c"), self._library)
         self._file.write_bytes(bytes(8 * count))
 
     @property
