@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <set>
 #include <thread>
 
 #include "clusters.hpp"
@@ -33,6 +34,104 @@ void check_large(Communicator& comm) {
   comm.all_gather(outputs, buffer(input, DType::int64))->wait();
   for (std::size_t r = 0; r < size; ++r)
     for (std::size_t i = 0; i < count; ++i) CHECK(output[r * count + i] == value(static_cast<int>(r), i));
+}
+
+// Blocks of as many elements as `counts` says, by rank: each rank has all of them, and the sum of its own over all.
+void check_blocks(Communicator& comm, const std::vector<std::size_t>& counts, bool is_async) {
+  const CallOptions call{.async = is_async};
+  const auto own = static_cast<std::size_t>(comm.rank());
+  const auto size = static_cast<std::size_t>(comm.size());
+  std::vector<std::vector<std::int64_t>> gathered(size), given(size);
+  std::vector<Buffer> outputs, inputs;
+  for (std::size_t r = 0; r < size; ++r) {
+    gathered[r].assign(counts[r], -1);
+    given[r] = values(comm.rank(), counts[r], r * 1000);
+    outputs.push_back(buffer(gathered[r], DType::int64));
+    inputs.push_back(buffer(given[r], DType::int64));
+  }
+  auto input = values(comm.rank(), counts[own]);
+  std::vector<std::int64_t> sum(counts[own], -1);
+  const std::vector<WorkPtr> works = {comm.all_gather(outputs, buffer(input, DType::int64), call),
+                                      comm.reduce_scatter(buffer(sum, DType::int64), inputs, ReduceOp::sum, call)};
+  for (const auto& work : works) work->wait();
+  for (std::size_t r = 0; r < size; ++r) CHECK(gathered[r] == values(static_cast<int>(r), counts[r]));
+  CHECK(sum == sum_values(comm.size(), counts[own], own * 1000));
+  for (std::size_t r = 0; r < size; ++r) CHECK(given[r] == values(comm.rank(), counts[r], r * 1000));
+  // In place, and averages.
+  comm.reduce_scatter(inputs[own], inputs, ReduceOp::sum, call)->wait();
+  CHECK(given[own] == sum_values(comm.size(), counts[own], own * 1000));
+  comm.all_gather(inputs, inputs[own], call)->wait();
+  for (std::size_t r = 0; r < size; ++r) CHECK(given[r] == sum_values(comm.size(), counts[r], r * 1000));
+  std::vector<std::vector<float>> ones(size);
+  std::vector<Buffer> floats;
+  for (std::size_t r = 0; r < size; ++r) {
+    ones[r].assign(counts[r], static_cast<float>(comm.rank()));
+    floats.push_back(buffer(ones[r], DType::float32));
+  }
+  comm.reduce_scatter(floats[own], floats, ReduceOp::avg, call)->wait();
+  for (const float value : ones[own]) CHECK(std::abs(value - static_cast<float>(size - 1) / 2) < 1e-5F);
+}
+
+std::uint64_t bytes_sent_across(const Communicator& comm, const std::vector<int>& clusters) {
+  std::uint64_t bytes = 0;
+  for (const auto& connection : comm.connections())
+    if (clusters[static_cast<std::size_t>(connection.peer)] != clusters[static_cast<std::size_t>(comm.rank())])
+      bytes += connection.sent_bytes;
+  return bytes;
+}
+
+// What crosses is what must: of an all_gather each block once to each other cluster.
+void check_bytes_across(Communicator& comm, const std::vector<int>& clusters, const std::vector<std::size_t>& counts) {
+  std::vector<std::vector<std::int64_t>> gathered(counts.size());
+  std::vector<Buffer> outputs;
+  for (std::size_t r = 0; r < counts.size(); ++r) {
+    gathered[r].resize(counts[r]);
+    outputs.push_back(buffer(gathered[r], DType::int64));
+  }
+  comm.barrier()->wait();
+  const std::uint64_t before = bytes_sent_across(comm, clusters);
+  comm.all_gather(outputs, outputs[static_cast<std::size_t>(comm.rank())])->wait();
+  std::vector<std::int64_t> crossed = {static_cast<std::int64_t>(bytes_sent_across(comm, clusters) - before)};
+  comm.all_reduce(buffer(crossed, DType::int64), ReduceOp::sum)->wait();
+  const std::set<int> names(clusters.begin(), clusters.end());
+  const auto least = static_cast<std::int64_t>(total_bytes(outputs) * (names.size() - 1));
+  CHECK(crossed[0] >= least);
+  CHECK(crossed[0] < least + least / 10);
+}
+
+void check_uneven(const std::vector<int>& clusters) {
+  std::vector<std::size_t> counts(clusters.size());
+  for (const std::size_t scale : {1, 900, 40'000}) {
+    for (std::size_t r = 0; r < counts.size(); ++r) counts[r] = scale * ((r * 5 + 2) % 4);
+    for (const bool is_async : {false, true})
+      run_clusters(clusters, 0, [&](Communicator& comm) { check_blocks(comm, counts, is_async); });
+  }
+  std::ranges::fill(counts, 50'001);
+  run_clusters(clusters, 0, [&](Communicator& comm) {
+    check_blocks(comm, counts, true);
+    check_bytes_across(comm, clusters, counts);
+  });
+}
+
+// Of a rank's blocks few are so large that the flat form is not behind; one has no more to send than one of many.
+void check_what_saves() {
+  const auto blocks = [](const std::vector<std::size_t>& counts) {
+    std::vector<Buffer> result;
+    for (const std::size_t count : counts) result.push_back({nullptr, count, DType::uint8});
+    return result;
+  };
+  const auto saves = [&](const std::vector<int>& clusters, const std::vector<std::size_t>& counts) {
+    return Hierarchy(clusters, 0).saves_crossings(blocks(counts));
+  };
+  CHECK(saves({0, 0, 1, 1}, {1, 1, 1, 1}));
+  CHECK(saves({0, 0, 1, 1}, {9, 0, 1, 1}));
+  CHECK(saves({0, 0, 1, 1, 1}, {1, 1, 1, 1, 1}));
+  CHECK(!saves({0, 0, 0, 1}, {1, 1, 1, 1}));              // either way one rank has three blocks to receive
+  CHECK(!saves({0, 0, 0, 0, 1, 2}, {1, 1, 1, 1, 1, 1}));  // one rank would send four blocks twice
+  CHECK(!saves({0, 0, 0, 1, 1, 1}, {0, 0, 0, 0, 0, 0}));
+  std::vector<int> clusters(10, 0);
+  clusters.insert(clusters.end(), {1, 1});
+  CHECK(!saves(clusters, std::vector<std::size_t>(12, 1)));  // five rounds
 }
 
 // The same bytes on all ranks: gathers a checksum.
@@ -325,6 +424,10 @@ void check_turns() {
 
 int main() {
   check_turns();
+  check_what_saves();
+  for (const auto& layout :
+       {std::vector{0, 0, 1, 1}, {7, 7, 3, 3, 3}, {0, 1, 0, 0, 0, 1, 0}, {0, 1, 2, 2, 1, 0, 2, 2, 2}})
+    check_uneven(layout);
   for (const auto& layout : layouts) {
     run_clusters(layout, 0, [](Communicator& comm) { check_everything(comm); });
     run_clusters(layout, 0, [](Communicator& comm) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <numeric>
 
 #include "clusters.hpp"
 #include "holmes/core/error.hpp"
@@ -232,6 +233,67 @@ void check_destruction_with_pending() {
   std::printf("destruction: ok\n");
 }
 
+// Blocks over clusters of two and three ranks, where the last one's go with another's. One rank is late, or leaves, or
+// has other counts, of the same sum: each in turn, of each operation.
+void check_blocks() {
+  const std::vector<int> clusters{0, 0, 1, 1, 1};
+  const auto call = [&](Communicator& comm, bool gathers, std::vector<std::size_t> counts, const CallOptions& options) {
+    const auto memory =
+        std::make_shared<std::vector<float>>(std::accumulate(counts.begin(), counts.end(), std::size_t{0}));
+    std::vector<Buffer> blocks;
+    std::size_t begin = 0;
+    for (const std::size_t block : counts) {
+      blocks.push_back({memory->data() + begin, block, DType::float32, memory});
+      begin += block;
+    }
+    const Buffer own = blocks[static_cast<std::size_t>(comm.rank())];
+    return gathers ? comm.all_gather(blocks, own, options) : comm.reduce_scatter(own, blocks, ReduceOp::sum, options);
+  };
+  const std::vector<std::size_t> even(clusters.size(), count);
+  for (const bool gathers : {true, false}) {
+    run_clusters(clusters, 0, [&](Communicator& comm) {
+      std::vector<std::size_t> counts = even;
+      counts[2] += comm.rank() == 4;
+      counts[3] -= comm.rank() == 4;
+      const auto error = raised<MismatchError>([&] { call(comm, gathers, counts, {})->wait(); });
+      CHECK(contains(error.what(), "with counts #"));
+    });
+    for (const int bad : {2, 4}) {
+      std::barrier entering(4);
+      run_clusters(clusters, 0, [&](Communicator& comm) {
+        call(comm, gathers, even, {})->wait();
+        if (comm.rank() == bad) {
+          std::this_thread::sleep_for(std::chrono::seconds(5));
+          raised<TimeoutError>([&] { call(comm, gathers, even, {})->wait(); });
+          return;
+        }
+        entering.arrive_and_wait();
+        const auto error = raised<TimeoutError>(
+            [&] { call(comm, gathers, even, {.timeout = std::chrono::milliseconds(1500)})->wait(); });
+        CHECK(contains(error.what(), "rank " + std::to_string(bad) + " (host "));
+      });
+      std::barrier done_first(5);
+      run_clusters(clusters, 0, [&](Communicator& comm) {
+        call(comm, gathers, even, {})->wait();
+        done_first.arrive_and_wait();
+        if (comm.rank() == bad) {
+          call(comm, gathers, even, {.async = true});
+          return;
+        }
+        std::vector<WorkPtr> works;
+        try {
+          for (int i = 0; i < 4; ++i) works.push_back(call(comm, gathers, even, {.async = count > 100'000}));
+          for (const auto& work : works) work->wait();
+          CHECK(false);
+        } catch (const CommunicatorError& error) {
+          CHECK(contains(error.what(), "rank " + std::to_string(bad) + " (host "));
+        }
+      });
+    }
+  }
+  std::printf("blocks: ok\n");
+}
+
 // Who waits carries an operation out in another way than who does not, and where something is under way already in
 // that one too: they meet all the same.
 void check_those_who_wait_and_those_who_do_not(bool local_completion) {
@@ -246,7 +308,18 @@ void check_those_who_wait_and_those_who_do_not(bool local_completion) {
       works.push_back(comm.all_reduce(buffer(small, DType::float32), ReduceOp::sum, {.async = !waits}));
       std::vector<float> sent(small.size(), static_cast<float>(comm.rank()));
       works.push_back(comm.broadcast(buffer(sent, DType::float32), round % 5, {.async = (round / 2) % 2 == 0}));
+      std::vector<float> gathered(5 * small.size()), scattered(small.size());
+      std::vector<Buffer> blocks;
+      for (std::size_t r = 0; r < 5; ++r)
+        blocks.push_back({gathered.data() + r * small.size(), small.size(), DType::float32, nullptr});
+      std::vector<float> own(small.size(), static_cast<float>(comm.rank() * round));
+      works.push_back(comm.all_gather(blocks, buffer(own, DType::float32), {.async = !waits}));
+      if (!waits) works.back()->wait();
+      works.push_back(comm.reduce_scatter(buffer(scattered, DType::float32), blocks, ReduceOp::sum,
+                                          {.async = (round + comm.rank()) % 3 == 0}));
       for (const auto& work : works) work->wait();
+      CHECK(std::ranges::all_of(scattered,
+                                [&](float value) { return value == 5 * static_cast<float>(comm.rank() * round); }));
       CHECK(std::ranges::all_of(small, [&](float value) { return value == static_cast<float>(10 + 5 * round); }));
       CHECK(std::ranges::all_of(sent, [&](float value) { return value == static_cast<float>(round % 5); }));
       CHECK(round % 3 != 0 || std::ranges::all_of(large, [](float value) { return value == 4; }));
@@ -272,6 +345,7 @@ int main() {
     check_names_in_wide_clusters();
     check_abort();
     check_destruction_with_pending();
+    check_blocks();
   }
   return 0;
 }

@@ -1,5 +1,7 @@
 #include "holmes/collectives/collective_header.hpp"
 
+#include <algorithm>
+
 #include "holmes/core/error.hpp"
 #include "holmes/reduce/codec.hpp"
 
@@ -26,8 +28,8 @@ std::string describe(const CollectiveHeader& header) {
   if (static_cast<int>(header.dtype) < dtype_count) text += " " + std::string(name(header.dtype));
   if (header.reduction < reduce_op_count) text += " " + std::string(name(static_cast<ReduceOp>(header.reduction)));
   if (header.root >= 0) text += " root " + std::to_string(header.root);
+  if (header.root <= first_digest) text += " with counts #" + std::to_string(first_digest - header.root);
   if (header.form == Form::wide) {
-    if (header.root <= first_digest) text += " with counts #" + std::to_string(first_digest - header.root);
     if (header.announced_bytes > 0) text += " of " + std::to_string(header.announced_bytes) + " bytes";
     return text + " (a step of it that sends " + std::to_string(header.payload_bytes) + " and expects " +
            std::to_string(header.expected_bytes) + " bytes)";
@@ -47,7 +49,8 @@ WholeCall told_by(const Signature& signature) {
           .reduction = signature.reduction,
           .root = signature.root,
           .form = signature.form,
-          .bytes = signature.announced_bytes};
+          .bytes = signature.announced_bytes,
+          .counts_digest = signature.counts_digest};
 }
 
 std::int32_t root_field(const WholeCall& told) {
@@ -56,6 +59,14 @@ std::int32_t root_field(const WholeCall& told) {
 }
 
 }  // namespace
+
+std::uint32_t digest_of_counts(const std::vector<Buffer>& buffers) {
+  std::uint64_t digest = 14695981039346656037u;  // FNV-1a
+  for (const Buffer& buffer : buffers)
+    for (std::size_t rest = buffer.count, i = 0; i < sizeof rest; ++i, rest >>= 8)
+      digest = (digest ^ (rest & 255)) * 1099511628211u;
+  return std::max<std::uint32_t>(static_cast<std::uint32_t>(digest ^ digest >> 32), 1);
+}
 
 std::string describe(const Signature& signature, const std::string& communicator) {
   const WholeCall told = told_by(signature);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "holmes/core/options.hpp"
 #include "holmes/core/types.hpp"
@@ -21,10 +22,14 @@ struct Signature {
   std::uint64_t sequence = 0;
   Form form = Form::flat;
   std::uint64_t announced_bytes = 0;         // of a hierarchical operation, which moves them on other communicators
+  std::uint32_t counts_digest = 0;           // of the same, where ranks' counts may differ
   std::optional<int> average_over{};         // see CallOptions; not compared
   std::uint64_t count = 0;                   // elements of this rank's buffer, for the flight recorder; not compared
   std::shared_ptr<const WholeCall> whole{};  // what it is a step of; then that is compared and told
 };
+
+// What all ranks' counts are compared by; not 0.
+std::uint32_t digest_of_counts(const std::vector<Buffer>& buffers);
 
 // "all_reduce #17 (float32, sum) of communicator 'dp0'".
 std::string describe(const Signature& signature, const std::string& communicator);

@@ -40,6 +40,14 @@ struct EncodedParts {
 
 float* floats(const Buffer& buffer) { return static_cast<float*>(buffer.data); }
 
+// Of each block its part number `number` of `pieces`.
+std::vector<Buffer> pieces_of(const std::vector<Buffer>& blocks, std::size_t pieces, std::size_t number) {
+  std::vector<Buffer> parts;
+  for (const Buffer& block : blocks)
+    parts.push_back(slice(block, equal_part({0, block.count}, pieces, number, block.dtype)));
+  return parts;
+}
+
 // Of `kept`, which may be null, from the value numbered `begin` on.
 std::shared_ptr<float> from(const std::shared_ptr<float>& kept, std::size_t begin) {
   return kept ? std::shared_ptr<float>(kept, kept.get() + begin) : nullptr;
@@ -221,41 +229,81 @@ std::vector<Chain> HierarchicalChains::all_reduce(const Buffer& data, ReduceOp o
   return chains;
 }
 
+std::vector<Buffer> HierarchicalChains::blocks_inside(const std::vector<Buffer>& blocks, int cluster, int round) const {
+  const Hierarchy& at = parts_->hierarchy;
+  std::vector<Buffer> inside = no_data(blocks.front().dtype, static_cast<int>(at.members().size()));
+  for (std::size_t index = 0; index < inside.size(); ++index)
+    if (const auto rank = at.crossing_rank(cluster, static_cast<int>(index), round))
+      inside[index] = blocks[static_cast<std::size_t>(*rank)];
+  return inside;
+}
+
 std::vector<Chain> HierarchicalChains::reduce_scatter(const Buffer& output, const std::vector<Buffer>& inputs,
                                                       ReduceOp op, const Crossing& crossing) const {
   const Hierarchy& at = parts_->hierarchy;
   const auto others = static_cast<std::size_t>(at.cluster_count() - 1);
+  const std::size_t pieces = count_pieces(inputs);
   std::vector<Chain> chains;
-  for (const Run& piece : cut_into_pieces(output.count, output.dtype)) {
-    // What goes to the rank of this index in each cluster, summed over this cluster.
-    const auto partial = std::make_shared<std::vector<Buffer>>();
+  for (std::size_t number = 0; number < pieces; ++number) {
+    const Run piece = equal_part({0, output.count}, pieces, number, output.dtype);
+    const Buffer own = slice(output, piece);
+    // By round and cluster: what goes to the rank whose block crosses with this one's, summed over this cluster.
+    const auto partial = std::make_shared<std::vector<std::vector<Buffer>>>();
+    // By round: this rank's own sum, and those of the ranks of its cluster whose blocks cross with it.
+    const auto sums = std::make_shared<std::vector<Buffer>>(1, own);
     Chain chain;
-    chain[0] = [self = *this, &at, piece, inputs, op, partial] {
+    chain[0] = [self = *this, &at, number, pieces, inputs, op, partial] {
+      const std::vector<Buffer> blocks = pieces_of(inputs, pieces, number);
       std::vector<WorkPtr> works;
+      for (int round = 0; round < at.rounds(); ++round)
+        partial->push_back(no_data(blocks.front().dtype, at.cluster_count()));
       for (int k = 0; k < at.cluster_count(); ++k) {
-        std::vector<Buffer> blocks;
-        for (const int rank : at.members(k)) blocks.push_back(slice(inputs[static_cast<std::size_t>(rank)], piece));
-        partial->push_back(self.parts_->scratch->take(piece.count, blocks.front().dtype));
-        works.push_back(
-            self.parts_->scatter->reduce_scatter(partial->back(), std::move(blocks), op, self.averaging_call()));
+        for (int round = 0; round < at.rounds(k); ++round) {
+          std::vector<Buffer> inside = self.blocks_inside(blocks, k, round);
+          Buffer& sum = (*partial)[static_cast<std::size_t>(round)][static_cast<std::size_t>(k)];
+          const std::size_t count = inside[static_cast<std::size_t>(at.index())].count;
+          if (count) sum = self.parts_->scratch->take(count, blocks.front().dtype);
+          works.push_back(self.parts_->scatter->reduce_scatter(sum, std::move(inside), op, self.averaging_call()));
+        }
       }
       return works;
     };
     if (crossing.compression) {
       const auto compressed = std::make_shared<CompressedScatter>(
-          CompressedScatter{crossing, slice(output, piece), from(crossing.kept.residual, others * piece.begin)});
+          CompressedScatter{crossing, own, from(crossing.kept.residual, others * piece.begin)});
       chain[1] = [self = *this, compressed, partial] {
-        return compressed->send(*self.parts_->cross, *self.parts_->scratch, std::move(*partial), self.call());
+        return compressed->send(*self.parts_->cross, *self.parts_->scratch, std::move(partial->front()), self.call());
       };
       chain[2] = [compressed, cluster = at.cluster()] {
         compressed->finish(cluster);
         return std::vector<WorkPtr>();
       };
-    } else {
-      chain[1] = [self = *this, own = slice(output, piece), partial, op] {
-        return one(self.parts_->cross->reduce_scatter(own, std::move(*partial), between_clusters(op), self.call()));
-      };
+      chains.push_back(std::move(chain));
+      continue;
     }
+    if (parts_->cross)
+      chain[1] = [self = *this, &at, partial, sums, op] {
+        std::vector<WorkPtr> works;
+        for (std::size_t round = 0; round < partial->size(); ++round) {
+          if (round > 0) {
+            const Buffer& part = (*partial)[round][static_cast<std::size_t>(at.cluster())];
+            sums->push_back(part.count ? self.parts_->scratch->take(part.count, part.dtype) : part);
+          }
+          works.push_back(self.parts_->cross->reduce_scatter(sums->back(), std::move((*partial)[round]),
+                                                             between_clusters(op), self.call()));
+        }
+        return works;
+      };
+    if (at.rounds(at.cluster()) > 1)
+      chain[2] = [self = *this, &at, own, sums] {
+        PartCommunicator& inside = *self.parts_->gather;
+        if (!at.owns_share()) return one(inside.recv(own, at.owner_index(at.rank()), 0, self.call()));
+        std::vector<WorkPtr> works;
+        for (int round = 1; round < at.rounds(at.cluster()); ++round)
+          if (const auto rank = at.crossing_rank(at.cluster(), at.index(), round))
+            works.push_back(inside.send((*sums)[static_cast<std::size_t>(round)], at.index(*rank), 0, self.call()));
+        return works;
+      };
     chains.push_back(std::move(chain));
   }
   return chains;
@@ -265,37 +313,68 @@ std::vector<Chain> HierarchicalChains::all_gather(const std::vector<Buffer>& out
                                                   const Crossing& crossing) const {
   const Hierarchy& at = parts_->hierarchy;
   std::vector<Chain> chains;
-  const std::vector<Run> pieces = cut_into_pieces(input.count, input.dtype);
-  const auto pieces_left = std::make_shared<std::atomic<std::size_t>>(pieces.size());
-  for (const Run& piece : pieces) {
-    const auto part = [&outputs, &piece](int rank) { return slice(outputs[static_cast<std::size_t>(rank)], piece); };
-    std::vector<Buffer> crossed;
-    for (const int rank : at.counterparts()) crossed.push_back(part(rank));
-    std::vector<std::vector<Buffer>> inside;
-    for (int k = 0; k < at.cluster_count(); ++k) {
-      inside.emplace_back();
-      for (const int rank : at.members(k)) inside.back().push_back(part(rank));
+  const std::size_t pieces = count_pieces(outputs);
+  const auto pieces_left = std::make_shared<std::atomic<std::size_t>>(pieces);
+  for (std::size_t number = 0; number < pieces; ++number) {
+    const Run piece = equal_part({0, input.count}, pieces, number, input.dtype);
+    const Buffer own = slice(input, piece);
+    const std::vector<Buffer> blocks = pieces_of(outputs, pieces, number);
+    std::vector<std::vector<Buffer>> crossed;  // by round, then by cluster
+    for (int round = 0; at.owns_share() && round < at.rounds(); ++round) {
+      crossed.push_back(no_data(input.dtype, at.cluster_count()));
+      for (int k = 0; k < at.cluster_count(); ++k)
+        if (const auto rank = at.crossing_rank(k, at.index(), round))
+          crossed.back()[static_cast<std::size_t>(k)] = blocks[static_cast<std::size_t>(*rank)];
     }
     Chain chain;
+    if (at.rounds(at.cluster()) > 1)
+      chain[0] = [self = *this, &at, own, crossed] {
+        PartCommunicator& inside = *self.parts_->scatter;
+        if (!at.owns_share()) return one(inside.send(own, at.owner_index(at.rank()), 0, self.call()));
+        std::vector<WorkPtr> works;
+        for (int round = 1; round < at.rounds(at.cluster()); ++round)
+          if (const auto rank = at.crossing_rank(at.cluster(), at.index(), round))
+            works.push_back(
+                inside.recv(crossed[static_cast<std::size_t>(round)][static_cast<std::size_t>(at.cluster())],
+                            at.index(*rank), 0, self.call()));
+        return works;
+      };
     std::shared_ptr<CompressedGather> compressed;
     if (crossing.compression) {
-      compressed = std::make_shared<CompressedGather>(CompressedGather{
-          crossing, crossed, slice(input, piece), from(crossing.kept.residual, piece.begin), {}, pieces_left});
-      for (std::size_t k = 0; crossing.kept.reference && k < crossed.size(); ++k)
+      compressed = std::make_shared<CompressedGather>(
+          CompressedGather{crossing, crossed.front(), own, from(crossing.kept.residual, piece.begin), {}, pieces_left});
+      for (std::size_t k = 0; crossing.kept.reference && k < crossed.front().size(); ++k)
         compressed->references.push_back(from(crossing.kept.reference, k * input.count + piece.begin));
       chain[1] = [self = *this, compressed] {
         return compressed->send(*self.parts_->cross, *self.parts_->scratch, self.call());
       };
-    } else {
-      chain[1] = [self = *this, crossed, own = slice(input, piece)] {
-        return one(self.parts_->cross->all_gather(crossed, own, self.call()));
+    } else if (parts_->cross) {
+      chain[1] = [self = *this, cluster = static_cast<std::size_t>(at.cluster()), crossed, own] {
+        std::vector<WorkPtr> works;
+        for (std::size_t round = 0; round < crossed.size(); ++round)
+          works.push_back(
+              self.parts_->cross->all_gather(crossed[round], round == 0 ? own : crossed[round][cluster], self.call()));
+        return works;
       };
     }
-    chain[2] = [self = *this, crossed, inside, compressed] {
+    chain[2] = [self = *this, &at, blocks, own, compressed] {
       if (compressed) compressed->finish();
+      const auto index = static_cast<std::size_t>(at.index());
       std::vector<WorkPtr> works;
-      for (std::size_t k = 0; k < inside.size(); ++k)
-        works.push_back(self.parts_->gather->all_gather(inside[k], crossed[k], self.call()));
+      for (int k = 0; k < at.cluster_count(); ++k) {
+        if (k == at.cluster()) {
+          std::vector<Buffer> members;
+          for (const int rank : at.members()) members.push_back(blocks[static_cast<std::size_t>(rank)]);
+          const Buffer mine = at.owns_share() ? members[index] : own;
+          works.push_back(self.parts_->gather->all_gather(std::move(members), mine, self.call()));
+          continue;
+        }
+        for (int round = 0; round < at.rounds(k); ++round) {
+          std::vector<Buffer> inside = self.blocks_inside(blocks, k, round);
+          const Buffer mine = inside[index];
+          works.push_back(self.parts_->gather->all_gather(std::move(inside), mine, self.call()));
+        }
+      }
       return works;
     };
     chains.push_back(std::move(chain));

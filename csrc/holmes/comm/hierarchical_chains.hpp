@@ -57,12 +57,13 @@ public:
 
   // Per piece: reduce-scatter inside, all-reduce of the shares between, all-gather inside; all in place.
   std::vector<Chain> all_reduce(const Buffer& data, ReduceOp op, const Crossing& crossing) const;
-  // Counts all equal, clusters of equal size. Per piece: for each cluster k a reduce-scatter inside of what its ranks
-  // are to get, then a reduce-scatter between.
+  // Per piece: for each cluster k a reduce-scatter inside of what its ranks are to get, then a reduce-scatter between;
+  // what ranks beyond the owners of shares get then goes to them from those. Compressed: counts all equal, clusters of
+  // equal size.
   std::vector<Chain> reduce_scatter(const Buffer& output, const std::vector<Buffer>& inputs, ReduceOp op,
                                     const Crossing& crossing) const;
-  // Counts all equal, clusters of equal size. Per piece: all-gather between, then for each cluster an all-gather inside
-  // of what came from it.
+  // Per piece: the blocks of ranks beyond the owners of shares go to those, all-gather between, then for each cluster
+  // an all-gather inside of what came from it. Compressed: as reduce_scatter.
   std::vector<Chain> all_gather(const std::vector<Buffer>& outputs, const Buffer& input,
                                 const Crossing& crossing) const;
   // Per piece: broadcast inside the root's cluster, broadcast of the shares between, all-gather inside the others.
@@ -77,6 +78,8 @@ private:
   CallOptions call() const;
   CallOptions averaging_call() const;
   std::vector<Buffer> shares(const Buffer& data, const Run& piece) const;
+  // By index of this rank's cluster: the blocks of `cluster` that cross in this round with the owners of shares.
+  std::vector<Buffer> blocks_inside(const std::vector<Buffer>& blocks, int cluster, int round) const;
 
   std::shared_ptr<const HierarchicalParts> parts_;
   Clock::time_point deadline_;

@@ -198,10 +198,19 @@ WorkPtr HierarchicalCommunicator::start_crossing(Signature signature, std::uint6
       form);
 }
 
-bool HierarchicalCommunicator::is_even(const std::vector<Buffer>& buffers, const Buffer& own) const {
-  return parts_->hierarchy.has_equal_clusters() && buffers.size() == static_cast<std::size_t>(options_.size) &&
-         std::all_of(buffers.begin(), buffers.end(),
-                     [&](const Buffer& buffer) { return buffer.count == own.count && buffer.dtype == own.dtype; });
+bool HierarchicalCommunicator::takes_blocks(const std::vector<Buffer>& blocks, const Buffer& own,
+                                            std::uint64_t min_bytes) const {
+  if (min_bytes == never_hierarchical || blocks.size() != static_cast<std::size_t>(options_.size)) return false;
+  const Hierarchy& hierarchy = parts_->hierarchy;
+  if (total_bytes(blocks) / static_cast<std::uint64_t>(hierarchy.rounds()) < min_bytes) return false;
+  return blocks[static_cast<std::size_t>(options_.rank)].count == own.count &&
+         std::ranges::all_of(blocks, [&](const Buffer& block) { return block.dtype == own.dtype; }) &&
+         (is_even(blocks) || hierarchy.saves_crossings(blocks));
+}
+
+bool HierarchicalCommunicator::is_even(const std::vector<Buffer>& blocks) const {
+  return parts_->hierarchy.has_equal_clusters() &&
+         std::ranges::all_of(blocks, [&](const Buffer& block) { return block.count == blocks.front().count; });
 }
 
 WorkPtr HierarchicalCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions call) {
@@ -220,30 +229,38 @@ WorkPtr HierarchicalCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptio
 WorkPtr HierarchicalCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op,
                                                  CallOptions call) {
   check_reduction(output.dtype, op);
-  const std::uint64_t bytes = total_bytes(inputs);
-  const auto compression = compression_of(call, output.dtype, op);
+  auto compression = compression_of(call, output.dtype, op);
   call.compression.reset();
-  if (bytes < min_bytes_ || !is_even(inputs, output))
+  if (!takes_blocks(inputs, output, min_bytes_))
     return flat().reduce_scatter(std::move(output), std::move(inputs), op, std::move(call));
   check_apart("reduce_scatter", {&output, 1}, 0, inputs, static_cast<std::size_t>(options_.rank));
-  const Signature signature{.op = OpCode::reduce_scatter, .dtype = output.dtype, .reduction = op, .root = {}};
+  const Signature signature{.op = OpCode::reduce_scatter,
+                            .dtype = output.dtype,
+                            .reduction = op,
+                            .root = {},
+                            .counts_digest = digest_of_counts(inputs)};
+  if (!is_even(inputs)) compression.reset();
   const auto others = static_cast<std::size_t>(parts_->hierarchy.cluster_count() - 1);
-  return start_crossing(signature, bytes, call, compression, others * output.count, 0,
+  return start_crossing(signature, total_bytes(inputs), call, compression, others * output.count, 0,
                         [&](const HierarchicalChains& chains, const Crossing& crossing) {
                           return chains.reduce_scatter(output, inputs, op, crossing);
                         });
 }
 
 WorkPtr HierarchicalCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, CallOptions call) {
-  const std::uint64_t bytes = total_bytes(outputs);
-  const auto compression = compression_of(call, input.dtype);
+  auto compression = compression_of(call, input.dtype);
   call.compression.reset();
-  if (bytes < min_gather_bytes_ || !is_even(outputs, input))
+  if (!takes_blocks(outputs, input, min_gather_bytes_))
     return flat().all_gather(std::move(outputs), std::move(input), std::move(call));
   check_apart("all_gather", outputs, static_cast<std::size_t>(options_.rank), {&input, 1}, 0);
-  const Signature signature{.op = call.told_as, .dtype = input.dtype, .reduction = {}, .root = {}};
+  const Signature signature{.op = call.told_as,
+                            .dtype = input.dtype,
+                            .reduction = {},
+                            .root = {},
+                            .counts_digest = digest_of_counts(outputs)};
+  if (!is_even(outputs)) compression.reset();
   const auto clusters = static_cast<std::size_t>(parts_->hierarchy.cluster_count());
-  return start_crossing(signature, bytes, call, compression, input.count, clusters * input.count,
+  return start_crossing(signature, total_bytes(outputs), call, compression, input.count, clusters * input.count,
                         [&](const HierarchicalChains& chains, const Crossing& crossing) {
                           return chains.all_gather(outputs, input, crossing);
                         });

@@ -7,9 +7,10 @@
 
 namespace holmes {
 
-// Hierarchical from min_bytes() on: all_reduce, broadcast and reduce; reduce_scatter and all_gather where counts and
-// clusters are equal. Everything else is flat. Which form runs is a matter of the arguments, so all ranks choose alike;
-// every hierarchical operation is announced on the flat communicator too, which finds ranks that disagree.
+// Hierarchical from min_bytes() on: all_reduce, broadcast and reduce; reduce_scatter and all_gather where it is less
+// for the busiest rank's way between the clusters. Everything else is flat. Which form runs is a matter of the
+// arguments, so all ranks choose alike; every hierarchical operation is announced on the flat communicator too, which
+// finds ranks that disagree.
 class HierarchicalCommunicator final : public Communicator {
 public:
   // Collective. `options.clusters` names two clusters or more; `options.hierarchical_min_bytes` is not `never`. Takes a
@@ -56,8 +57,11 @@ private:
                          const std::shared_ptr<Compression>& compression, std::size_t share,
                          std::size_t reference_count, const Make& make);
   bool is_rank(int value) const { return value >= 0 && value < options_.size; }
-  // Whether there is one buffer for each rank, all like `own`, and the clusters are of equal size.
-  bool is_even(const std::vector<Buffer>& buffers, const Buffer& own) const;
+  // Whether blocks go hierarchically from so many bytes on: there is one for each rank, this one's is like `own`, and
+  // something is saved.
+  bool takes_blocks(const std::vector<Buffer>& blocks, const Buffer& own, std::uint64_t min_bytes) const;
+  // Whether the blocks, and the clusters, are of equal size.
+  bool is_even(const std::vector<Buffer>& blocks) const;
 
   std::shared_ptr<Store> store_;
   CommunicatorOptions options_;

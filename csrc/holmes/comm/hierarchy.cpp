@@ -12,6 +12,8 @@ namespace {
 // More shorten only what does not overlap, the first piece's reduce-scatter and the last one's all-gather, to a
 // thirty-second.
 constexpr std::size_t max_chain_pieces = 32;
+// Each round is a message more one after the other.
+constexpr int most_rounds = 4;
 // Cuts fall between cache lines.
 constexpr std::size_t line_bytes = 64;
 
@@ -39,6 +41,43 @@ Hierarchy::Hierarchy(const std::vector<int>& cluster_of, int rank) : rank_(rank)
       members_.begin(), members_.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
   share_count_ = static_cast<int>(smallest->size());
   equal_ = smallest->size() == largest->size();
+  rounds_ = static_cast<int>((largest->size() + smallest->size() - 1) / smallest->size());
+}
+
+int Hierarchy::rounds(int cluster) const {
+  return (static_cast<int>(members(cluster).size()) + share_count_ - 1) / share_count_;
+}
+
+std::optional<int> Hierarchy::crossing_rank(int cluster, int owner_index, int round) const {
+  const auto index = static_cast<std::size_t>(owner_index + round * share_count_);
+  if (owner_index >= share_count_ || index >= members(cluster).size()) return std::nullopt;
+  return members(cluster)[index];
+}
+
+bool Hierarchy::saves_crossings(const std::vector<Buffer>& blocks) const {
+  if (rounds_ > most_rounds) return false;
+  std::size_t all = 0;
+  std::vector<std::size_t> of_cluster(members_.size());
+  std::vector<std::size_t> with_owner(cluster_.size());  // by the owner's rank
+  for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
+    const std::size_t count = blocks[rank].count;
+    all += count;
+    of_cluster[static_cast<std::size_t>(cluster_[rank])] += count;
+    const int owner = *crossing_rank(cluster_[rank], owner_index(static_cast<int>(rank)), 0);
+    with_owner[static_cast<std::size_t>(owner)] += count;
+  }
+  std::size_t flat = 0;
+  std::size_t here = 0;
+  for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
+    const auto cluster = static_cast<std::size_t>(cluster_[rank]);
+    flat = std::max({flat, all - of_cluster[cluster], blocks[rank].count * (blocks.size() - members_[cluster].size())});
+    if (index_[rank] >= share_count_) continue;
+    std::size_t others = 0;
+    for (const auto& members : members_)
+      others += with_owner[static_cast<std::size_t>(members[static_cast<std::size_t>(index_[rank])])];
+    here = std::max({here, with_owner[rank] * (members_.size() - 1), others - with_owner[rank]});
+  }
+  return here < flat;
 }
 
 std::vector<int> Hierarchy::counterparts() const {
@@ -60,6 +99,11 @@ std::vector<Run> cut_into_pieces(std::size_t count, DType dtype) {
     if (run.count || runs.empty()) runs.push_back(run);
   }
   return runs;
+}
+
+std::size_t count_pieces(const std::vector<Buffer>& blocks) {
+  const auto largest = std::ranges::max_element(blocks, {}, &Buffer::count);
+  return cut_into_pieces(largest->count, largest->dtype).size();
 }
 
 Buffer slice(const Buffer& whole, const Run& run) {

@@ -28,6 +28,7 @@ public:
   // `cluster_of[r]` is any number that the ranks of r's cluster have in common.
   Hierarchy(const std::vector<int>& cluster_of, int rank);
 
+  int rank() const { return rank_; }
   int cluster_count() const { return static_cast<int>(members_.size()); }
   int cluster() const { return cluster(rank_); }  // this rank's
   int cluster(int rank) const { return cluster_[static_cast<std::size_t>(rank)]; }
@@ -42,6 +43,17 @@ public:
   // The first ranks of every cluster own a share of what crosses: as many as the smallest cluster has.
   bool owns_share() const { return index() < share_count_; }
   bool has_equal_clusters() const { return equal_; }
+
+  // Where every rank has a block of its own, the blocks of the other ranks cross with those of the owners: of the rank
+  // whose index is theirs modulo the number of owners, in rounds.
+  int rounds(int cluster) const;
+  int rounds() const { return rounds_; }  // of the largest cluster
+  int owner_index(int rank) const { return index(rank) % share_count_; }
+  // The rank of `cluster` whose block crosses with the owner of this index in this round; none: there is none.
+  std::optional<int> crossing_rank(int cluster, int owner_index, int round) const;
+  // Whether blocks of so many elements, by rank, are fewer on the busiest rank's way between the clusters than if each
+  // went to or came from every rank there, by more than their rounds cost.
+  bool saves_crossings(const std::vector<Buffer>& blocks) const;
   // Whether going over the hierarchy can save anything at all.
   bool is_useful() const { return members_.size() > 1 && members_.size() < cluster_.size(); }
 
@@ -54,6 +66,7 @@ private:
   std::vector<int> index_;    // by rank
   std::vector<std::vector<int>> members_;
   int share_count_ = 0;
+  int rounds_ = 1;
   bool equal_ = true;
 };
 
@@ -62,6 +75,8 @@ inline constexpr std::size_t min_piece_bytes = 256 * 1024;
 
 // Cuts a buffer so that the phases of consecutive pieces overlap.
 std::vector<Run> cut_into_pieces(std::size_t count, DType dtype);
+// In how many pieces the ranks' blocks are cut: as the largest.
+std::size_t count_pieces(const std::vector<Buffer>& blocks);
 
 // A run of a buffer, as a buffer.
 Buffer slice(const Buffer& whole, const Run& run);

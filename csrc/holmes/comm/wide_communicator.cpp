@@ -66,14 +66,6 @@ private:
   bool is_alarmed_ = false;
 };
 
-std::uint32_t digest_of(const std::vector<Buffer>& buffers) {
-  std::uint64_t digest = 14695981039346656037u;  // FNV-1a
-  for (const Buffer& buffer : buffers)
-    for (std::size_t rest = buffer.count, i = 0; i < sizeof rest; ++i, rest >>= 8)
-      digest = (digest ^ (rest & 255)) * 1099511628211u;
-  return std::max<std::uint32_t>(static_cast<std::uint32_t>(digest ^ digest >> 32), 1);
-}
-
 }  // namespace
 
 class WideCommunicator::Body final : public Watched {
@@ -354,7 +346,8 @@ WorkPtr WideCommunicator::announce(const Signature& signature, CallOptions call)
                 .reduction = signature.reduction,
                 .root = signature.root,
                 .form = signature.form,
-                .bytes = signature.announced_bytes},
+                .bytes = signature.announced_bytes,
+                .counts_digest = signature.counts_digest},
                signature.count, call, [](const WideSteps& steps) { return steps.barrier(); });
 }
 
@@ -436,7 +429,7 @@ WorkPtr WideCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
                 .dtype = output.dtype,
                 .reduction = op,
                 .bytes = total_bytes(inputs),
-                .counts_digest = digest_of(inputs)},
+                .counts_digest = digest_of_counts(inputs)},
                output.count, call, [&](const WideSteps& steps) { return steps.reduce_scatter(output, inputs, op); });
 }
 
@@ -445,9 +438,11 @@ WorkPtr WideCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
   arguments_.check_one_per_rank("all_gather: outputs", outputs, input.dtype);
   Arguments::check_equal_count("all_gather", outputs[own], input);
   check_apart("all_gather", outputs, own, {&input, 1}, 0);
-  return start(
-      {.op = call.told_as, .dtype = input.dtype, .bytes = total_bytes(outputs), .counts_digest = digest_of(outputs)},
-      input.count, call, [&](const WideSteps& steps) { return steps.all_gather(outputs, input); });
+  return start({.op = call.told_as,
+                .dtype = input.dtype,
+                .bytes = total_bytes(outputs),
+                .counts_digest = digest_of_counts(outputs)},
+               input.count, call, [&](const WideSteps& steps) { return steps.all_gather(outputs, input); });
 }
 
 WorkPtr WideCommunicator::broadcast(Buffer data, int root, CallOptions call) {
