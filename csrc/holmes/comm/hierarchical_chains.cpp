@@ -243,6 +243,7 @@ std::vector<Chain> HierarchicalChains::reduce_scatter(const Buffer& output, cons
   const Hierarchy& at = parts_->hierarchy;
   const auto others = static_cast<std::size_t>(at.cluster_count() - 1);
   const std::size_t pieces = count_pieces(inputs);
+  if (!crossing.compression && is_one_piece(total_bytes(inputs))) return {small_reduce_scatter(output, inputs, op)};
   std::vector<Chain> chains;
   for (std::size_t number = 0; number < pieces; ++number) {
     const Run piece = equal_part({0, output.count}, pieces, number, output.dtype);
@@ -307,6 +308,65 @@ std::vector<Chain> HierarchicalChains::reduce_scatter(const Buffer& output, cons
     chains.push_back(std::move(chain));
   }
   return chains;
+}
+
+Chain HierarchicalChains::small_reduce_scatter(const Buffer& output, const std::vector<Buffer>& inputs,
+                                               ReduceOp op) const {
+  const Hierarchy& at = parts_->hierarchy;
+  const bool hands_on = at.rounds(at.cluster()) > 1;
+  // By cluster: what goes to the ranks there whose blocks cross with this one's, summed over this cluster.
+  const auto partial = std::make_shared<std::vector<Buffer>>();
+  // The sums of the blocks of this cluster that cross with this rank's.
+  const auto sums = std::make_shared<Buffer>(output);
+  Chain chain;
+  chain[0] = [self = *this, &at, inputs, op, partial] {
+    const DType dtype = inputs.front().dtype;
+    Buffer rest = self.parts_->scratch->take(total_bytes(inputs) / size_bytes(dtype), dtype);
+    const auto first = [&rest](std::size_t count) {
+      const Buffer part = slice(rest, {0, count});
+      rest = slice(rest, {count, rest.count - count});
+      return part;
+    };
+    std::vector<Buffer> inside = no_data(dtype, static_cast<int>(at.members().size()));  // all of an owner's in a row
+    for (int index = 0; index < at.share_count(); ++index) {
+      const Buffer all = rest;
+      for (int k = 0; k < at.cluster_count(); ++k) {
+        const Buffer of_cluster = rest;
+        for (int round = 0; round < at.rounds(k); ++round) {
+          const auto rank = at.crossing_rank(k, index, round);
+          if (!rank) continue;
+          const Buffer& block = inputs[static_cast<std::size_t>(*rank)];
+          if (block.count) std::memcpy(first(block.count).data, block.data, block.bytes());
+        }
+        if (index == at.index()) partial->push_back(slice(of_cluster, {0, of_cluster.count - rest.count}));
+      }
+      inside[static_cast<std::size_t>(index)] = slice(all, {0, all.count - rest.count});
+    }
+    const Buffer own = inside[static_cast<std::size_t>(at.index())];
+    return one(self.parts_->scatter->reduce_scatter(own, std::move(inside), op, self.averaging_call()));
+  };
+  if (parts_->cross)
+    chain[1] = [self = *this, &at, hands_on, partial, sums, op] {
+      if (hands_on) *sums = (*partial)[static_cast<std::size_t>(at.cluster())];
+      return one(self.parts_->cross->reduce_scatter(*sums, std::move(*partial), between_clusters(op), self.call()));
+    };
+  if (hands_on)
+    chain[2] = [self = *this, &at, output, inputs, sums] {
+      PartCommunicator& inside = *self.parts_->gather;
+      if (!at.owns_share()) return one(inside.recv(output, at.owner_index(at.rank()), 0, self.call()));
+      std::vector<WorkPtr> works;
+      if (output.count) std::memcpy(output.data, sums->data, output.bytes());
+      std::size_t begin = output.count;
+      for (int round = 1; round < at.rounds(at.cluster()); ++round) {
+        const auto rank = at.crossing_rank(at.cluster(), at.index(), round);
+        if (!rank) continue;
+        const std::size_t count = inputs[static_cast<std::size_t>(*rank)].count;
+        works.push_back(inside.send(slice(*sums, {begin, count}), at.index(*rank), 0, self.call()));
+        begin += count;
+      }
+      return works;
+    };
+  return chain;
 }
 
 std::vector<Chain> HierarchicalChains::all_gather(const std::vector<Buffer>& outputs, const Buffer& input,

@@ -78,6 +78,8 @@ private:
   CallOptions call() const;
   CallOptions averaging_call() const;
   std::vector<Buffer> shares(const Buffer& data, const Run& piece) const;
+  // Of few bytes: one operation a stage, of what is copied together for it.
+  Chain small_reduce_scatter(const Buffer& output, const std::vector<Buffer>& inputs, ReduceOp op) const;
   // By index of this rank's cluster: the blocks of `cluster` that cross in this round with the owners of shares.
   std::vector<Buffer> blocks_inside(const std::vector<Buffer>& blocks, int cluster, int round) const;
 

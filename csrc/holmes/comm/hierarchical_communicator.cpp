@@ -20,7 +20,8 @@ namespace {
 constexpr auto part_grace = std::chrono::milliseconds(2500);
 
 // What is measured is an all_reduce; a flat all_gather of few bytes moves less, each block once to each rank. (Two
-// clusters of three ranks, an uplink of 0.1 Gbit/s: flat 0.18 and hierarchical 0.32 ms of 1 KiB.)
+// clusters of three ranks, an uplink of 0.1 Gbit/s: flat 0.18 and hierarchical 0.32 ms of 1 KiB.) Each round of
+// blocks takes operations of its own.
 constexpr std::uint64_t least_measured_gather_bytes = 4096;
 
 // Of an operation of several communicators.
@@ -121,8 +122,9 @@ void HierarchicalCommunicator::choose_min_bytes() {
                      : measure_hierarchical_min_bytes(
                            *parts_->flat, [&](const Buffer& data) { all_reduce(data, ReduceOp::sum, call)->wait(); },
                            options_.connect_timeout);
-  min_gather_bytes_ = given ? min_bytes_ : std::max(min_bytes_, least_measured_gather_bytes);
   const auto& hierarchy = parts_->hierarchy;
+  const std::uint64_t least_gather_bytes = least_measured_gather_bytes * static_cast<std::uint64_t>(hierarchy.rounds());
+  min_gather_bytes_ = given ? min_bytes_ : std::max(min_bytes_, least_gather_bytes);
   log(LogLevel::info, options_.rank,
       "communicator '" + options_.name + "' spans " + std::to_string(hierarchy.cluster_count()) +
           " clusters (this rank is number " + std::to_string(hierarchy.index()) + " of " +
@@ -168,7 +170,7 @@ WorkPtr HierarchicalCommunicator::start(Signature signature, std::uint64_t bytes
                       " bytes on communicator '" + options_.name + "'";
   const auto work = std::make_shared<StagedWork>(scheduler_, parts_);
   // Of one piece nothing overlaps. (On a far path the announcement is under way with it.)
-  if (!call.async && bytes < 2 * min_piece_bytes) {
+  if (!call.async && is_one_piece(bytes)) {
     const auto chain = make(HierarchicalChains(parts_, deadline, /*waits=*/true)).front();
     try {
       if (scheduler_->run_alone(title, announcing(!parts_->flat->is_far()), chain, *work)) return work;
@@ -201,11 +203,10 @@ WorkPtr HierarchicalCommunicator::start_crossing(Signature signature, std::uint6
 bool HierarchicalCommunicator::takes_blocks(const std::vector<Buffer>& blocks, const Buffer& own,
                                             std::uint64_t min_bytes) const {
   if (min_bytes == never_hierarchical || blocks.size() != static_cast<std::size_t>(options_.size)) return false;
-  const Hierarchy& hierarchy = parts_->hierarchy;
-  if (total_bytes(blocks) / static_cast<std::uint64_t>(hierarchy.rounds()) < min_bytes) return false;
+  if (total_bytes(blocks) < min_bytes) return false;
   return blocks[static_cast<std::size_t>(options_.rank)].count == own.count &&
          std::ranges::all_of(blocks, [&](const Buffer& block) { return block.dtype == own.dtype; }) &&
-         (is_even(blocks) || hierarchy.saves_crossings(blocks));
+         (is_even(blocks) || parts_->hierarchy.saves_crossings(blocks));
 }
 
 bool HierarchicalCommunicator::is_even(const std::vector<Buffer>& blocks) const {

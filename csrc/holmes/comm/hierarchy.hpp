@@ -44,6 +44,8 @@ public:
   bool owns_share() const { return index() < share_count_; }
   bool has_equal_clusters() const { return equal_; }
 
+  int share_count() const { return share_count_; }
+
   // Where every rank has a block of its own, the blocks of the other ranks cross with those of the owners: of the rank
   // whose index is theirs modulo the number of owners, in rounds.
   int rounds(int cluster) const;
@@ -73,6 +75,8 @@ private:
 // Smaller pieces cost more latency than their overlap gains.
 inline constexpr std::size_t min_piece_bytes = 256 * 1024;
 
+// So little that nothing overlaps: an operation of so many bytes is of one piece.
+constexpr bool is_one_piece(std::uint64_t bytes) { return bytes < 2 * min_piece_bytes; }
 // Cuts a buffer so that the phases of consecutive pieces overlap.
 std::vector<Run> cut_into_pieces(std::size_t count, DType dtype);
 // In how many pieces the ranks' blocks are cut: as the largest.
