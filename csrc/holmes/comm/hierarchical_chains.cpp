@@ -48,6 +48,55 @@ std::vector<Buffer> pieces_of(const std::vector<Buffer>& blocks, std::size_t pie
   return parts;
 }
 
+// To copy less costs less than an operation more.
+constexpr std::size_t together_bytes = 64 * 1024;
+
+void copy(const Buffer& to, const Buffer& from) {
+  if (from.count) std::memcpy(to.data, from.data, from.bytes());
+}
+
+// Memory for a block of each rank, as large as `blocks`: all that cross with one owner of a share in a row, cluster by
+// cluster. Buffers of ranks that own none are empty.
+class Together {
+public:
+  Together(const Hierarchy& at, const std::vector<Buffer>& blocks, ScratchPool& scratch)
+      : index_(static_cast<std::size_t>(at.index())),
+        of_rank_(blocks.size()),
+        by_index_(no_data(blocks.front().dtype, static_cast<int>(at.members().size()))),
+        by_cluster_(no_data(blocks.front().dtype, at.cluster_count())) {
+    const DType dtype = blocks.front().dtype;
+    const Buffer all = scratch.take(total_bytes(blocks) / size_bytes(dtype), dtype);
+    std::size_t begin = 0;
+    for (int index = 0; index < at.share_count(); ++index) {
+      const std::size_t first = begin;
+      for (int cluster = 0; cluster < at.cluster_count(); ++cluster) {
+        const std::size_t first_of_cluster = begin;
+        for (int round = 0; round < at.rounds(cluster); ++round) {
+          const auto rank = at.crossing_rank(cluster, index, round);
+          if (!rank) continue;
+          const std::size_t count = blocks[static_cast<std::size_t>(*rank)].count;
+          of_rank_[static_cast<std::size_t>(*rank)] = slice(all, {begin, count});
+          begin += count;
+        }
+        if (index == at.index())
+          by_cluster_[static_cast<std::size_t>(cluster)] = slice(all, {first_of_cluster, begin - first_of_cluster});
+      }
+      by_index_[static_cast<std::size_t>(index)] = slice(all, {first, begin - first});
+    }
+  }
+
+  const Buffer& of_rank(std::size_t rank) const { return of_rank_[rank]; }
+  const std::vector<Buffer>& by_index() const { return by_index_; }  // for each rank of this cluster: what it owns
+  const Buffer& own() const { return by_index_[index_]; }
+  const std::vector<Buffer>& by_cluster() const { return by_cluster_; }  // of what this rank owns
+
+private:
+  std::size_t index_;
+  std::vector<Buffer> of_rank_;
+  std::vector<Buffer> by_index_;
+  std::vector<Buffer> by_cluster_;
+};
+
 // Of `kept`, which may be null, from the value numbered `begin` on.
 std::shared_ptr<float> from(const std::shared_ptr<float>& kept, std::size_t begin) {
   return kept ? std::shared_ptr<float>(kept, kept.get() + begin) : nullptr;
@@ -243,7 +292,7 @@ std::vector<Chain> HierarchicalChains::reduce_scatter(const Buffer& output, cons
   const Hierarchy& at = parts_->hierarchy;
   const auto others = static_cast<std::size_t>(at.cluster_count() - 1);
   const std::size_t pieces = count_pieces(inputs);
-  if (!crossing.compression && is_one_piece(total_bytes(inputs))) return {small_reduce_scatter(output, inputs, op)};
+  if (!crossing.compression && total_bytes(inputs) < together_bytes) return {small_reduce_scatter(output, inputs, op)};
   std::vector<Chain> chains;
   for (std::size_t number = 0; number < pieces; ++number) {
     const Run piece = equal_part({0, output.count}, pieces, number, output.dtype);
@@ -314,58 +363,61 @@ Chain HierarchicalChains::small_reduce_scatter(const Buffer& output, const std::
                                                ReduceOp op) const {
   const Hierarchy& at = parts_->hierarchy;
   const bool hands_on = at.rounds(at.cluster()) > 1;
-  // By cluster: what goes to the ranks there whose blocks cross with this one's, summed over this cluster.
-  const auto partial = std::make_shared<std::vector<Buffer>>();
-  // The sums of the blocks of this cluster that cross with this rank's.
-  const auto sums = std::make_shared<Buffer>(output);
+  const auto together = std::make_shared<const Together>(at, inputs, *parts_->scratch);
   Chain chain;
-  chain[0] = [self = *this, &at, inputs, op, partial] {
-    const DType dtype = inputs.front().dtype;
-    Buffer rest = self.parts_->scratch->take(total_bytes(inputs) / size_bytes(dtype), dtype);
-    const auto first = [&rest](std::size_t count) {
-      const Buffer part = slice(rest, {0, count});
-      rest = slice(rest, {count, rest.count - count});
-      return part;
-    };
-    std::vector<Buffer> inside = no_data(dtype, static_cast<int>(at.members().size()));  // all of an owner's in a row
-    for (int index = 0; index < at.share_count(); ++index) {
-      const Buffer all = rest;
-      for (int k = 0; k < at.cluster_count(); ++k) {
-        const Buffer of_cluster = rest;
-        for (int round = 0; round < at.rounds(k); ++round) {
-          const auto rank = at.crossing_rank(k, index, round);
-          if (!rank) continue;
-          const Buffer& block = inputs[static_cast<std::size_t>(*rank)];
-          if (block.count) std::memcpy(first(block.count).data, block.data, block.bytes());
-        }
-        if (index == at.index()) partial->push_back(slice(of_cluster, {0, of_cluster.count - rest.count}));
-      }
-      inside[static_cast<std::size_t>(index)] = slice(all, {0, all.count - rest.count});
-    }
-    const Buffer own = inside[static_cast<std::size_t>(at.index())];
-    return one(self.parts_->scatter->reduce_scatter(own, std::move(inside), op, self.averaging_call()));
+  chain[0] = [self = *this, inputs, op, together] {
+    for (std::size_t rank = 0; rank < inputs.size(); ++rank) copy(together->of_rank(rank), inputs[rank]);
+    return one(self.parts_->scatter->reduce_scatter(together->own(), together->by_index(), op, self.averaging_call()));
   };
   if (parts_->cross)
-    chain[1] = [self = *this, &at, hands_on, partial, sums, op] {
-      if (hands_on) *sums = (*partial)[static_cast<std::size_t>(at.cluster())];
-      return one(self.parts_->cross->reduce_scatter(*sums, std::move(*partial), between_clusters(op), self.call()));
+    chain[1] = [self = *this, &at, output, hands_on, op, together] {
+      const std::vector<Buffer>& sums = together->by_cluster();
+      return one(self.parts_->cross->reduce_scatter(hands_on ? sums[static_cast<std::size_t>(at.cluster())] : output,
+                                                    sums, between_clusters(op), self.call()));
     };
   if (hands_on)
-    chain[2] = [self = *this, &at, output, inputs, sums] {
+    chain[2] = [self = *this, &at, output, together] {
       PartCommunicator& inside = *self.parts_->gather;
       if (!at.owns_share()) return one(inside.recv(output, at.owner_index(at.rank()), 0, self.call()));
+      copy(output, together->of_rank(static_cast<std::size_t>(at.rank())));
       std::vector<WorkPtr> works;
-      if (output.count) std::memcpy(output.data, sums->data, output.bytes());
-      std::size_t begin = output.count;
-      for (int round = 1; round < at.rounds(at.cluster()); ++round) {
-        const auto rank = at.crossing_rank(at.cluster(), at.index(), round);
-        if (!rank) continue;
-        const std::size_t count = inputs[static_cast<std::size_t>(*rank)].count;
-        works.push_back(inside.send(slice(*sums, {begin, count}), at.index(*rank), 0, self.call()));
-        begin += count;
-      }
+      for (int round = 1; round < at.rounds(at.cluster()); ++round)
+        if (const auto rank = at.crossing_rank(at.cluster(), at.index(), round))
+          works.push_back(
+              inside.send(together->of_rank(static_cast<std::size_t>(*rank)), at.index(*rank), 0, self.call()));
       return works;
     };
+  return chain;
+}
+
+Chain HierarchicalChains::small_all_gather(const std::vector<Buffer>& outputs, const Buffer& input) const {
+  const Hierarchy& at = parts_->hierarchy;
+  const auto together = std::make_shared<const Together>(at, outputs, *parts_->scratch);
+  Chain chain;
+  if (at.rounds(at.cluster()) > 1)
+    chain[0] = [self = *this, &at, input, together] {
+      PartCommunicator& inside = *self.parts_->scatter;
+      if (!at.owns_share()) return one(inside.send(input, at.owner_index(at.rank()), 0, self.call()));
+      std::vector<WorkPtr> works;
+      for (int round = 1; round < at.rounds(at.cluster()); ++round)
+        if (const auto rank = at.crossing_rank(at.cluster(), at.index(), round))
+          works.push_back(
+              inside.recv(together->of_rank(static_cast<std::size_t>(*rank)), at.index(*rank), 0, self.call()));
+      return works;
+    };
+  if (parts_->cross)
+    chain[1] = [self = *this, &at, input, together] {
+      copy(together->of_rank(static_cast<std::size_t>(at.rank())), input);
+      const std::vector<Buffer>& blocks = together->by_cluster();
+      return one(self.parts_->cross->all_gather(blocks, blocks[static_cast<std::size_t>(at.cluster())], self.call()));
+    };
+  chain[2] = [self = *this, together] {
+    return one(self.parts_->gather->all_gather(together->by_index(), together->own(), self.call()));
+  };
+  chain[3] = [outputs, together] {
+    for (std::size_t rank = 0; rank < outputs.size(); ++rank) copy(outputs[rank], together->of_rank(rank));
+    return std::vector<WorkPtr>();
+  };
   return chain;
 }
 
@@ -373,6 +425,7 @@ std::vector<Chain> HierarchicalChains::all_gather(const std::vector<Buffer>& out
                                                   const Crossing& crossing) const {
   const Hierarchy& at = parts_->hierarchy;
   std::vector<Chain> chains;
+  if (!crossing.compression && total_bytes(outputs) < together_bytes) return {small_all_gather(outputs, input)};
   const std::size_t pieces = count_pieces(outputs);
   const auto pieces_left = std::make_shared<std::atomic<std::size_t>>(pieces);
   for (std::size_t number = 0; number < pieces; ++number) {

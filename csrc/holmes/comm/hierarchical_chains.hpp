@@ -1,4 +1,5 @@
-// The hierarchical operations, each as chains of three stages: inside the clusters, between them, inside again.
+// The hierarchical operations, each as chains of stages: inside the clusters, between them, inside again, and what is
+// left to do without others.
 #pragma once
 
 #include <map>
@@ -80,6 +81,7 @@ private:
   std::vector<Buffer> shares(const Buffer& data, const Run& piece) const;
   // Of few bytes: one operation a stage, of what is copied together for it.
   Chain small_reduce_scatter(const Buffer& output, const std::vector<Buffer>& inputs, ReduceOp op) const;
+  Chain small_all_gather(const std::vector<Buffer>& outputs, const Buffer& input) const;
   // By index of this rank's cluster: the blocks of `cluster` that cross in this round with the owners of shares.
   std::vector<Buffer> blocks_inside(const std::vector<Buffer>& blocks, int cluster, int round) const;
 

@@ -20,8 +20,7 @@ namespace {
 constexpr auto part_grace = std::chrono::milliseconds(2500);
 
 // What is measured is an all_reduce; a flat all_gather of few bytes moves less, each block once to each rank. (Two
-// clusters of three ranks, an uplink of 0.1 Gbit/s: flat 0.18 and hierarchical 0.32 ms of 1 KiB.) Each round of
-// blocks takes operations of its own.
+// clusters of three ranks, an uplink of 0.1 Gbit/s: flat 0.18 and hierarchical 0.32 ms of 1 KiB.)
 constexpr std::uint64_t least_measured_gather_bytes = 4096;
 
 // Of an operation of several communicators.
@@ -123,8 +122,7 @@ void HierarchicalCommunicator::choose_min_bytes() {
                            *parts_->flat, [&](const Buffer& data) { all_reduce(data, ReduceOp::sum, call)->wait(); },
                            options_.connect_timeout);
   const auto& hierarchy = parts_->hierarchy;
-  const std::uint64_t least_gather_bytes = least_measured_gather_bytes * static_cast<std::uint64_t>(hierarchy.rounds());
-  min_gather_bytes_ = given ? min_bytes_ : std::max(min_bytes_, least_gather_bytes);
+  min_gather_bytes_ = given ? min_bytes_ : std::max(min_bytes_, least_measured_gather_bytes);
   log(LogLevel::info, options_.rank,
       "communicator '" + options_.name + "' spans " + std::to_string(hierarchy.cluster_count()) +
           " clusters (this rank is number " + std::to_string(hierarchy.index()) + " of " +

@@ -18,7 +18,7 @@ namespace holmes {
 // A chain has one step for each stage. A step submits operations, which must be asynchronous, and returns them; the
 // next one runs when they are final. An absent step does nothing.
 using Step = std::function<std::vector<WorkPtr>()>;
-constexpr std::size_t stage_count = 3;
+constexpr std::size_t stage_count = 4;
 using Chain = std::array<Step, stage_count>;
 
 // In each stage the steps of all chains run in the order in which the chains were started, whatever came to an end
