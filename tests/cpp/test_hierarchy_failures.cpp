@@ -296,7 +296,7 @@ void check_blocks() {
 
 // Who waits carries an operation out in another way than who does not, and where something is under way already in
 // that one too: they meet all the same.
-void check_those_who_wait_and_those_who_do_not(bool local_completion) {
+void check_those_who_wait_and_those_who_do_not(bool local_completion, Transport transport) {
   const auto body = [](Communicator& comm) {
     for (int round = 0; round < 100; ++round) {
       std::vector<float> small(static_cast<std::size_t>(round) * 7 + 1, static_cast<float>(comm.rank() + round));
@@ -325,8 +325,10 @@ void check_those_who_wait_and_those_who_do_not(bool local_completion) {
       CHECK(round % 3 != 0 || std::ranges::all_of(large, [](float value) { return value == 4; }));
     }
   };
-  run_clusters({0, 0, 1, 1, 1}, 0, body,
-               [&](CommunicatorOptions& options) { options.local_completion = local_completion; });
+  run_clusters({0, 0, 1, 1, 1}, 0, body, [&](CommunicatorOptions& options) {
+    options.local_completion = local_completion;
+    options.transport = transport;
+  });
   std::printf("those who wait and those who do not: ok\n");
 }
 
@@ -336,7 +338,9 @@ int main() {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   check_usage();
   check_setup();
-  for (const bool local_completion : {false, true}) check_those_who_wait_and_those_who_do_not(local_completion);
+  for (const auto transport : {Transport::tcp, Transport::automatic})
+    for (const bool local_completion : {false, true})
+      check_those_who_wait_and_those_who_do_not(local_completion, transport);
   for (const std::size_t elements : {3'000'000, 1'000}) {
     count = elements;
     check_mismatches();

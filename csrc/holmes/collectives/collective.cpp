@@ -25,8 +25,7 @@ Collective::~Collective() {
 void Collective::prepare() {
   prepared_ = true;
   copies_.begin(group_, signature_.op, agreed_bytes(), [this] { return sends_shared(); });
-  ends_early_ = group_.local_completion && signature_.root && signature_.form == Form::flat && !copies_.votes() &&
-                may_end_early();
+  ends_early_ = ends_locally(group_, signature_) && !copies_.votes() && may_end_early();
   flows_.resize(static_cast<std::size_t>(group_.size));
   for (int peer = 0; peer < group_.size; ++peer) {
     if (peer == group_.rank) continue;

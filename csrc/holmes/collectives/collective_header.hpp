@@ -28,6 +28,11 @@ struct Signature {
   std::shared_ptr<const WholeCall> whole{};  // what it is a step of; then that is compared and told
 };
 
+// Whether each rank is done once its own part is: of an operation with a root, not of the announcement of one.
+inline bool ends_locally(const Group& group, const Signature& signature) {
+  return group.local_completion && signature.root && signature.form == Form::flat;
+}
+
 // What all ranks' counts are compared by; not 0.
 std::uint32_t digest_of_counts(const std::vector<Buffer>& buffers);
 

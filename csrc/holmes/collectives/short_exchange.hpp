@@ -9,7 +9,7 @@ namespace holmes {
 class ShortExchange final : public ShortCall {
 public:
   ShortExchange(Group& group, const Signature& signature)
-      : ShortCall(group, signature), ends_early_(group.local_completion && signature.root.has_value()) {}
+      : ShortCall(group, signature), ends_early_(ends_locally(group, signature)) {}
 
   bool has_room() const override;
   bool send() override;
