@@ -251,7 +251,9 @@ void check_blocks() {
   };
   const std::vector<std::size_t> even(clusters.size(), count);
   for (const bool gathers : {true, false}) {
+    std::barrier made(5);  // else one may hear of it while the others still agree on its communicator
     run_clusters(clusters, 0, [&](Communicator& comm) {
+      made.arrive_and_wait();
       std::vector<std::size_t> counts = even;
       counts[2] += comm.rank() == 4;
       counts[3] -= comm.rank() == 4;

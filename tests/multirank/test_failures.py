@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,6 +144,37 @@ def test_mismatch_is_raised_on_every_rank(scenario: str, transport: str) -> None
         assert outcome["seconds"] < TIMEOUT_S
         assert "rank" in outcome["message"]
         assert "on NIC" in outcome["message"]
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+@pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter"])
+def test_counts_of_others_that_differ_are_a_mismatch(operation: str, transport: str) -> None:
+    """Also where blocks go through ranks that they are not of, and what each of these gets is as long as it expects."""
+
+    def body(comm: Any, unit: int, is_async: bool) -> None:
+        counts = [unit, 2 * unit, 3 * unit, unit, unit]
+        if comm.rank == 0:
+            counts[1:3] = [2 * unit + 1, 3 * unit - 1]
+        blocks = [np.zeros(count) for count in counts]
+        arguments = (blocks, blocks[comm.rank]) if operation == "all_gather" else (blocks[comm.rank], blocks)
+        everybody_has_one.wait(60)  # else one may hear of it while it still agrees on its communicator
+        # Within a host who exchanges what both expect has a result.
+        told = pytest.raises(holmes_comm.MismatchError, match="on NIC")
+        with told if transport == "tcp" or comm.rank < 3 else contextlib.suppress(holmes_comm.MismatchError):
+            work = getattr(comm, operation)(*arguments, async_op=is_async)
+            if work is not None:
+                work.wait()
+
+    for unit in (1, 10, 3000):
+        for is_async in (False, True):
+            store = holmes_comm.LocalStore()
+            everybody_has_one = threading.Barrier(5)
+
+            def rank_body(rank: int, store: Any = store, unit: int = unit, is_async: bool = is_async) -> None:
+                comm = holmes_comm.init(store, rank, 5, name="counts", transport=transport, timeout_s=TIMEOUT_S)
+                body(comm, unit, is_async)
+
+            run_threads(5, rank_body)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

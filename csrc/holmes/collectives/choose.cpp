@@ -98,6 +98,10 @@ ShortForm short_form(const Group& group, OpCode op, std::size_t pair_bytes) {
   }
 }
 
+std::uint32_t digest_where_relayed(const Group& group, const std::vector<Buffer>& blocks) {
+  return relays(group) ? digest_of_counts(blocks) : 0;
+}
+
 std::unique_ptr<Collective> choose_all_reduce(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                               Clock::time_point deadline, Buffer data) {
   const std::size_t one_step_bytes = data.bytes() * static_cast<std::size_t>(group.size - 1);

@@ -10,6 +10,10 @@ namespace holmes {
 enum class ShortForm { none, one_step, log_steps };
 ShortForm short_form(const Group& group, OpCode op, std::size_t pair_bytes);
 
+// Of all ranks' counts, for the Signature, where blocks may go through other ranks, who do not know whose they are; 0
+// where every two ranks compare what they exchange.
+std::uint32_t digest_where_relayed(const Group& group, const std::vector<Buffer>& blocks);
+
 std::unique_ptr<Collective> choose_all_reduce(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                               Clock::time_point deadline, Buffer data);
 std::unique_ptr<Collective> choose_reduce_scatter(Group& group, const Signature& signature, std::shared_ptr<Work> work,

@@ -22,7 +22,7 @@ struct Signature {
   std::uint64_t sequence = 0;
   Form form = Form::flat;
   std::uint64_t announced_bytes = 0;         // of a hierarchical operation, which moves them on other communicators
-  std::uint32_t counts_digest = 0;           // of the same, where ranks' counts may differ
+  std::uint32_t counts_digest = 0;           // of all ranks' counts, where the blocks do not say them; 0: they do
   std::optional<int> average_over{};         // see CallOptions; not compared
   std::uint64_t count = 0;                   // elements of this rank's buffer, for the flight recorder; not compared
   std::shared_ptr<const WholeCall> whole{};  // what it is a step of; then that is compared and told

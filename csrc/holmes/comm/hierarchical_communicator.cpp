@@ -66,7 +66,12 @@ HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Store> store,
       std::make_shared<HierarchicalParts>(HierarchicalParts{.hierarchy = Hierarchy(options_.clusters, options_.rank)});
   scheduler_ = std::make_shared<StageScheduler>([parts = parts_](const Failure& failure) { parts->fail(failure); });
   connect_parts();
-  choose_min_bytes();
+  try {
+    choose_min_bytes();
+  } catch (const HolmesError& error) {
+    parts_->fail(failure_of(error));  // so that others hear of it, not that this rank has left
+    throw;
+  }
 }
 
 void HierarchicalCommunicator::connect_parts() {

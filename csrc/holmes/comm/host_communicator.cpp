@@ -434,6 +434,7 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
                             .dtype = output.dtype,
                             .reduction = op,
                             .root = {},
+                            .counts_digest = digest_where_relayed(engine_->group(), inputs),
                             .average_over = options.average_over,
                             .count = output.count,
                             .whole = options.part_of};
@@ -492,6 +493,7 @@ WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
                             .dtype = input.dtype,
                             .reduction = {},
                             .root = {},
+                            .counts_digest = digest_where_relayed(engine_->group(), outputs),
                             .count = input.count,
                             .whole = options.part_of};
   const auto make = [&](const Call& call) {

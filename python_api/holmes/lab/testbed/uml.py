@@ -74,7 +74,12 @@ def kernel_environment(folder: Path) -> dict[str, str]:
     if not has_wide_registers():
         return {}
     source = Path(__file__).with_name("wide_registers.c")
-    library = folder / "wide_registers.so"
+    library = (folder / "wide_registers.so").absolute()
+    if any(split in os.fspath(library) for split in " :"):
+        raise Missing(
+            f"a kernel as a process does not boot on a processor with AMX without a preloaded library, but '{library}' "
+            "cannot be preloaded: its path may hold no space and no colon (testbeds: set XDG_CACHE_HOME)"
+        )
     if not library.is_file() or library.stat().st_mtime < source.stat().st_mtime:
         folder.mkdir(parents=True, exist_ok=True)
         try:
