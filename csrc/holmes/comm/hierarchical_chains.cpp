@@ -61,7 +61,7 @@ class Together {
 public:
   Together(const Hierarchy& at, const std::vector<Buffer>& blocks, ScratchPool& scratch)
       : index_(static_cast<std::size_t>(at.index())),
-        of_rank_(blocks.size()),
+        by_rank_(blocks.size()),
         by_index_(no_data(blocks.front().dtype, static_cast<int>(at.members().size()))),
         by_cluster_(no_data(blocks.front().dtype, at.cluster_count())) {
     const DType dtype = blocks.front().dtype;
@@ -75,7 +75,7 @@ public:
           const auto rank = at.crossing_rank(cluster, index, round);
           if (!rank) continue;
           const std::size_t count = blocks[static_cast<std::size_t>(*rank)].count;
-          of_rank_[static_cast<std::size_t>(*rank)] = slice(all, {begin, count});
+          by_rank_[static_cast<std::size_t>(*rank)] = slice(all, {begin, count});
           begin += count;
         }
         if (index == at.index())
@@ -85,14 +85,14 @@ public:
     }
   }
 
-  const Buffer& of_rank(std::size_t rank) const { return of_rank_[rank]; }
+  const std::vector<Buffer>& by_rank() const { return by_rank_; }
   const std::vector<Buffer>& by_index() const { return by_index_; }  // for each rank of this cluster: what it owns
   const Buffer& own() const { return by_index_[index_]; }
   const std::vector<Buffer>& by_cluster() const { return by_cluster_; }  // of what this rank owns
 
 private:
   std::size_t index_;
-  std::vector<Buffer> of_rank_;
+  std::vector<Buffer> by_rank_;
   std::vector<Buffer> by_index_;
   std::vector<Buffer> by_cluster_;
 };
@@ -287,20 +287,33 @@ std::vector<Buffer> HierarchicalChains::blocks_inside(const std::vector<Buffer>&
   return inside;
 }
 
+std::vector<WorkPtr> HierarchicalChains::hand_over(PartCommunicator& inside, bool to_owners, const Buffer& own,
+                                                   const std::function<Buffer(int)>& held) const {
+  const Hierarchy& at = parts_->hierarchy;
+  const auto message = [&](bool sends, const Buffer& block, int peer) {
+    return sends ? inside.send(block, peer, 0, call()) : inside.recv(block, peer, 0, call());
+  };
+  if (!at.owns_share()) return one(message(to_owners, own, at.owner_index(at.rank())));
+  std::vector<WorkPtr> works;
+  for (int round = 1; round < at.rounds(at.cluster()); ++round)
+    if (const auto rank = at.crossing_rank(at.cluster(), at.index(), round))
+      works.push_back(message(!to_owners, held(*rank), at.index(*rank)));
+  return works;
+}
+
 std::vector<Chain> HierarchicalChains::reduce_scatter(const Buffer& output, const std::vector<Buffer>& inputs,
                                                       ReduceOp op, const Crossing& crossing) const {
   const Hierarchy& at = parts_->hierarchy;
   const auto others = static_cast<std::size_t>(at.cluster_count() - 1);
-  const std::size_t pieces = count_pieces(inputs);
   if (!crossing.compression && total_bytes(inputs) < together_bytes) return {small_reduce_scatter(output, inputs, op)};
+  const std::size_t pieces = count_pieces(inputs);
   std::vector<Chain> chains;
   for (std::size_t number = 0; number < pieces; ++number) {
     const Run piece = equal_part({0, output.count}, pieces, number, output.dtype);
     const Buffer own = slice(output, piece);
-    // By round and cluster: what goes to the rank whose block crosses with this one's, summed over this cluster.
+    // By round and cluster: what goes to the rank whose block crosses with this one's, summed over this cluster; of
+    // this cluster's ranks beyond the owners then over all.
     const auto partial = std::make_shared<std::vector<std::vector<Buffer>>>();
-    // By round: this rank's own sum, and those of the ranks of its cluster whose blocks cross with it.
-    const auto sums = std::make_shared<std::vector<Buffer>>(1, own);
     Chain chain;
     chain[0] = [self = *this, &at, number, pieces, inputs, op, partial] {
       const std::vector<Buffer> blocks = pieces_of(inputs, pieces, number);
@@ -332,27 +345,20 @@ std::vector<Chain> HierarchicalChains::reduce_scatter(const Buffer& output, cons
       continue;
     }
     if (parts_->cross)
-      chain[1] = [self = *this, &at, partial, sums, op] {
+      chain[1] = [self = *this, cluster = static_cast<std::size_t>(at.cluster()), own, partial, op] {
         std::vector<WorkPtr> works;
         for (std::size_t round = 0; round < partial->size(); ++round) {
-          if (round > 0) {
-            const Buffer& part = (*partial)[round][static_cast<std::size_t>(at.cluster())];
-            sums->push_back(part.count ? self.parts_->scratch->take(part.count, part.dtype) : part);
-          }
-          works.push_back(self.parts_->cross->reduce_scatter(sums->back(), std::move((*partial)[round]),
+          const std::vector<Buffer>& sums = (*partial)[round];
+          works.push_back(self.parts_->cross->reduce_scatter(round == 0 ? own : sums[cluster], sums,
                                                              between_clusters(op), self.call()));
         }
         return works;
       };
-    if (at.rounds(at.cluster()) > 1)
-      chain[2] = [self = *this, &at, own, sums] {
-        PartCommunicator& inside = *self.parts_->gather;
-        if (!at.owns_share()) return one(inside.recv(own, at.owner_index(at.rank()), 0, self.call()));
-        std::vector<WorkPtr> works;
-        for (int round = 1; round < at.rounds(at.cluster()); ++round)
-          if (const auto rank = at.crossing_rank(at.cluster(), at.index(), round))
-            works.push_back(inside.send((*sums)[static_cast<std::size_t>(round)], at.index(*rank), 0, self.call()));
-        return works;
+    if (at.has_more_than_owners())
+      chain[2] = [self = *this, &at, own, partial] {
+        return self.hand_over(*self.parts_->gather, /*to_owners=*/false, own, [&](int rank) {
+          return (*partial)[static_cast<std::size_t>(at.round(rank))][static_cast<std::size_t>(at.cluster())];
+        });
       };
     chains.push_back(std::move(chain));
   }
@@ -362,30 +368,24 @@ std::vector<Chain> HierarchicalChains::reduce_scatter(const Buffer& output, cons
 Chain HierarchicalChains::small_reduce_scatter(const Buffer& output, const std::vector<Buffer>& inputs,
                                                ReduceOp op) const {
   const Hierarchy& at = parts_->hierarchy;
-  const bool hands_on = at.rounds(at.cluster()) > 1;
   const auto together = std::make_shared<const Together>(at, inputs, *parts_->scratch);
   Chain chain;
   chain[0] = [self = *this, inputs, op, together] {
-    for (std::size_t rank = 0; rank < inputs.size(); ++rank) copy(together->of_rank(rank), inputs[rank]);
+    for (std::size_t rank = 0; rank < inputs.size(); ++rank) copy(together->by_rank()[rank], inputs[rank]);
     return one(self.parts_->scatter->reduce_scatter(together->own(), together->by_index(), op, self.averaging_call()));
   };
   if (parts_->cross)
-    chain[1] = [self = *this, &at, output, hands_on, op, together] {
+    chain[1] = [self = *this, &at, output, op, together] {
       const std::vector<Buffer>& sums = together->by_cluster();
-      return one(self.parts_->cross->reduce_scatter(hands_on ? sums[static_cast<std::size_t>(at.cluster())] : output,
-                                                    sums, between_clusters(op), self.call()));
+      const Buffer& sum = at.has_more_than_owners() ? sums[static_cast<std::size_t>(at.cluster())] : output;
+      return one(self.parts_->cross->reduce_scatter(sum, sums, between_clusters(op), self.call()));
     };
-  if (hands_on)
+  if (at.has_more_than_owners())
     chain[2] = [self = *this, &at, output, together] {
-      PartCommunicator& inside = *self.parts_->gather;
-      if (!at.owns_share()) return one(inside.recv(output, at.owner_index(at.rank()), 0, self.call()));
-      copy(output, together->of_rank(static_cast<std::size_t>(at.rank())));
-      std::vector<WorkPtr> works;
-      for (int round = 1; round < at.rounds(at.cluster()); ++round)
-        if (const auto rank = at.crossing_rank(at.cluster(), at.index(), round))
-          works.push_back(
-              inside.send(together->of_rank(static_cast<std::size_t>(*rank)), at.index(*rank), 0, self.call()));
-      return works;
+      const std::vector<Buffer>& sums = together->by_rank();
+      if (at.owns_share()) copy(output, sums[static_cast<std::size_t>(at.rank())]);
+      return self.hand_over(*self.parts_->gather, /*to_owners=*/false, output,
+                            [&](int rank) { return sums[static_cast<std::size_t>(rank)]; });
     };
   return chain;
 }
@@ -394,20 +394,14 @@ Chain HierarchicalChains::small_all_gather(const std::vector<Buffer>& outputs, c
   const Hierarchy& at = parts_->hierarchy;
   const auto together = std::make_shared<const Together>(at, outputs, *parts_->scratch);
   Chain chain;
-  if (at.rounds(at.cluster()) > 1)
-    chain[0] = [self = *this, &at, input, together] {
-      PartCommunicator& inside = *self.parts_->scatter;
-      if (!at.owns_share()) return one(inside.send(input, at.owner_index(at.rank()), 0, self.call()));
-      std::vector<WorkPtr> works;
-      for (int round = 1; round < at.rounds(at.cluster()); ++round)
-        if (const auto rank = at.crossing_rank(at.cluster(), at.index(), round))
-          works.push_back(
-              inside.recv(together->of_rank(static_cast<std::size_t>(*rank)), at.index(*rank), 0, self.call()));
-      return works;
+  if (at.has_more_than_owners())
+    chain[0] = [self = *this, input, together] {
+      return self.hand_over(*self.parts_->scatter, /*to_owners=*/true, input,
+                            [&](int rank) { return together->by_rank()[static_cast<std::size_t>(rank)]; });
     };
   if (parts_->cross)
     chain[1] = [self = *this, &at, input, together] {
-      copy(together->of_rank(static_cast<std::size_t>(at.rank())), input);
+      copy(together->by_rank()[static_cast<std::size_t>(at.rank())], input);
       const std::vector<Buffer>& blocks = together->by_cluster();
       return one(self.parts_->cross->all_gather(blocks, blocks[static_cast<std::size_t>(at.cluster())], self.call()));
     };
@@ -415,7 +409,7 @@ Chain HierarchicalChains::small_all_gather(const std::vector<Buffer>& outputs, c
     return one(self.parts_->gather->all_gather(together->by_index(), together->own(), self.call()));
   };
   chain[3] = [outputs, together] {
-    for (std::size_t rank = 0; rank < outputs.size(); ++rank) copy(outputs[rank], together->of_rank(rank));
+    for (std::size_t rank = 0; rank < outputs.size(); ++rank) copy(outputs[rank], together->by_rank()[rank]);
     return std::vector<WorkPtr>();
   };
   return chain;
@@ -440,17 +434,10 @@ std::vector<Chain> HierarchicalChains::all_gather(const std::vector<Buffer>& out
           crossed.back()[static_cast<std::size_t>(k)] = blocks[static_cast<std::size_t>(*rank)];
     }
     Chain chain;
-    if (at.rounds(at.cluster()) > 1)
-      chain[0] = [self = *this, &at, own, crossed] {
-        PartCommunicator& inside = *self.parts_->scatter;
-        if (!at.owns_share()) return one(inside.send(own, at.owner_index(at.rank()), 0, self.call()));
-        std::vector<WorkPtr> works;
-        for (int round = 1; round < at.rounds(at.cluster()); ++round)
-          if (const auto rank = at.crossing_rank(at.cluster(), at.index(), round))
-            works.push_back(
-                inside.recv(crossed[static_cast<std::size_t>(round)][static_cast<std::size_t>(at.cluster())],
-                            at.index(*rank), 0, self.call()));
-        return works;
+    if (at.has_more_than_owners())
+      chain[0] = [self = *this, own, blocks] {
+        return self.hand_over(*self.parts_->scatter, /*to_owners=*/true, own,
+                              [&](int rank) { return blocks[static_cast<std::size_t>(rank)]; });
       };
     std::shared_ptr<CompressedGather> compressed;
     if (crossing.compression) {

@@ -2,6 +2,7 @@
 // left to do without others.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -82,6 +83,10 @@ private:
   // Of few bytes: one operation a stage, of what is copied together for it.
   Chain small_reduce_scatter(const Buffer& output, const std::vector<Buffer>& inputs, ReduceOp op) const;
   Chain small_all_gather(const std::vector<Buffer>& outputs, const Buffer& input) const;
+  // Each rank beyond the owners of shares sends the block `own` to the owner that it crosses with, where it is `held`
+  // (by rank), or receives it.
+  std::vector<WorkPtr> hand_over(PartCommunicator& inside, bool to_owners, const Buffer& own,
+                                 const std::function<Buffer(int)>& held) const;
   // By index of this rank's cluster: the blocks of `cluster` that cross in this round with the owners of shares.
   std::vector<Buffer> blocks_inside(const std::vector<Buffer>& blocks, int cluster, int round) const;
 

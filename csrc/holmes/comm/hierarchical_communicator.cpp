@@ -65,11 +65,11 @@ HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Store> store,
   parts_ =
       std::make_shared<HierarchicalParts>(HierarchicalParts{.hierarchy = Hierarchy(options_.clusters, options_.rank)});
   scheduler_ = std::make_shared<StageScheduler>([parts = parts_](const Failure& failure) { parts->fail(failure); });
-  connect_parts();
   try {
+    connect_parts();
     choose_min_bytes();
   } catch (const HolmesError& error) {
-    parts_->fail(failure_of(error));  // so that others hear of it, not that this rank has left
+    parts_->fail(failure_of(error));  // what fails in one cluster is heard of in all, not that this rank has left
     throw;
   }
 }
@@ -92,28 +92,20 @@ void HierarchicalCommunicator::connect_parts() {
   };
   parts_->flat = make_part(store_, options_);
   if (parts_->flat->has_left_rdma()) options_.rdma_ports.clear();  // as all of its cluster
-  // What fails in one cluster is heard of in all.
-  const auto together = [&](const std::function<void()>& connect_some) {
-    try {
-      connect_some();
-    } catch (const HolmesError& error) {
-      parts_->fail(failure_of(error));
-      throw;
-    }
+  // A rank whose cluster is connected waits until all are, and hears of what fails in another one.
+  const auto await_all = [&] {
     CallOptions call;
     call.timeout = options_.connect_timeout;
     parts_->flat->barrier(call)->wait();
   };
   const std::string cluster = std::to_string(at.cluster());
   const auto& inside = options_.cluster_nics.empty() ? options_.nics : options_.cluster_nics;
-  together([&] {
-    parts_->scatter = connect("/cluster" + cluster + ".scatter", at.members(), at.index(), inside);
-    parts_->gather = connect("/cluster" + cluster + ".gather", at.members(), at.index(), inside);
-  });
-  together([&] {
-    if (at.owns_share())
-      parts_->cross = connect("/cross" + std::to_string(at.index()), at.counterparts(), at.cluster(), options_.nics);
-  });
+  parts_->scatter = connect("/cluster" + cluster + ".scatter", at.members(), at.index(), inside);
+  parts_->gather = connect("/cluster" + cluster + ".gather", at.members(), at.index(), inside);
+  await_all();
+  if (at.owns_share())
+    parts_->cross = connect("/cross" + std::to_string(at.index()), at.counterparts(), at.cluster(), options_.nics);
+  await_all();
 }
 
 void HierarchicalCommunicator::choose_min_bytes() {
@@ -205,8 +197,7 @@ WorkPtr HierarchicalCommunicator::start_crossing(Signature signature, std::uint6
 
 bool HierarchicalCommunicator::takes_blocks(const std::vector<Buffer>& blocks, const Buffer& own,
                                             std::uint64_t min_bytes) const {
-  if (min_bytes == never_hierarchical || blocks.size() != static_cast<std::size_t>(options_.size)) return false;
-  if (total_bytes(blocks) < min_bytes) return false;
+  if (blocks.size() != static_cast<std::size_t>(options_.size) || total_bytes(blocks) < min_bytes) return false;
   return blocks[static_cast<std::size_t>(options_.rank)].count == own.count &&
          std::ranges::all_of(blocks, [&](const Buffer& block) { return block.dtype == own.dtype; }) &&
          (is_even(blocks) || parts_->hierarchy.saves_crossings(blocks));

@@ -50,6 +50,9 @@ public:
   // whose index is theirs modulo the number of owners, in rounds.
   int rounds(int cluster) const;
   int rounds() const { return rounds_; }  // of the largest cluster
+  int round(int rank) const { return index(rank) / share_count_; }
+  // Whether blocks of this rank's cluster cross with others'.
+  bool has_more_than_owners() const { return rounds(cluster()) > 1; }
   int owner_index(int rank) const { return index(rank) % share_count_; }
   // The rank of `cluster` whose block crosses with the owner of this index in this round; none: there is none.
   std::optional<int> crossing_rank(int cluster, int owner_index, int round) const;

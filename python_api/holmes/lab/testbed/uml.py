@@ -160,17 +160,17 @@ class Guest:
 
     def command(self) -> list[str]:
         """What runs the kernel, in the node's namespaces."""
-        described = self._folder / "settings"
-        described.write_text(json.dumps(self._settings()))
+        settings = self._folder / "settings"
+        settings.write_text(json.dumps(self._settings()))
         words = [str(kernel(cache_folder())), f"mem={MEMORY_MIB}M", "root=/dev/root", "rootfstype=hostfs"]
         words += ["rootflags=/", "rw", "quiet", "panic=1", "con=null", "con0=null,fd:2", "ssl=null", "ssl0=fd:0,fd:1"]
         for number, nic in enumerate(self.node.nics):
             tap = fabric.tap_of(self.node, nic)
             words.append(f"vec{number}:transport=tap,ifname={tap},mac={self._mac(number)},depth=128,mtu={nic.mtu}")
-        words += [f"init={sys.executable}", "--", "-IS", str(Path(__file__).with_name("guest.py")), str(described)]
+        words += [f"init={sys.executable}", "--", "-IS", str(Path(__file__).with_name("guest.py")), str(settings)]
         run = ["sh", "-c", _RUN, "sh", str(self._folder / "requests"), str(self._folder / "console"), *words]
-        settings = {"TMPDIR": "/dev/shm", "HOME": "/dev/shm", **kernel_environment(cache_folder())}
-        return fabric.enter_node(self.node.name, "/dev/shm", ["env", *(f"{k}={v}" for k, v in settings.items()), *run])
+        variables = {"TMPDIR": "/dev/shm", "HOME": "/dev/shm", **kernel_environment(cache_folder())}
+        return fabric.enter_node(self.node.name, "/dev/shm", ["env", *(f"{k}={v}" for k, v in variables.items()), *run])
 
     def send(self, request: dict[str, Any]) -> None:
         """One request to the node's agent."""

@@ -5,7 +5,6 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
-#include <errno.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/ptrace.h>
