@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
-from collections.abc import Callable, Iterator
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from namespaces import child_env, needs_namespaces
 from ranks import run_threads
 
 import holmes_comm
 
 SECRET = "the secret of the job"
-MARK = b"these are the gradients of a model that is nobody's business.   "  # 64 bytes
+WORKER = Path(__file__).parents[1] / "workers" / "wire_worker.py"
 
 
 def _run(name: str, size: int, body: Callable[[Any], Any], **options: Any) -> list[Any]:
@@ -90,68 +92,18 @@ def test_a_pair_in_two_clusters_and_a_group_in_one(monkeypatch: pytest.MonkeyPat
     assert _run("one", 2, body, cluster="a") == [[False], [False]]
 
 
-@contextlib.contextmanager
-def _captured(port_filter: Callable[[], set[int]]) -> Iterator[list[bytes]]:
-    """Frames that pass loopback meanwhile, as the kernel sees them: those of the ports that `port_filter` names."""
-    try:
-        sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0003))
-    except PermissionError:
-        pytest.skip("a capture of loopback needs CAP_NET_RAW: run as root")
-    sniffer.bind(("lo", 0))
-    sniffer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
-    sniffer.settimeout(0.2)
-    frames: list[bytes] = []
-    stop = threading.Event()
-
-    def capture() -> None:
-        while True:  # to the last frame that waits
-            try:
-                frames.append(sniffer.recv(1 << 17))
-            except TimeoutError:
-                if stop.is_set():
-                    return
-
-    thread = threading.Thread(target=capture)
-    thread.start()
-    try:
-        yield frames
-    finally:
-        stop.set()
-        thread.join()
-        sniffer.close()
-    ports = port_filter()
-
-    def is_ours(frame: bytes) -> bool:
-        return len(frame) > 38 and frame[12:14] == b"\x08\x00" and (
-            int.from_bytes(frame[34:36], "big") in ports or int.from_bytes(frame[36:38], "big") in ports
-        )  # fmt: skip
-
-    frames[:] = [frame for frame in frames if is_ours(frame)]
-
-
+@needs_namespaces
 @pytest.mark.parametrize("tls", ["off", "all"])
 def test_nothing_readable_is_on_the_wire(tls: str) -> None:
-    ports: set[int] = set()
-    both_done = threading.Barrier(2, timeout=30)
-
-    def body(comm: Any) -> None:
-        ports.update(int(c["local_address"].rsplit(":", 1)[1]) for c in comm.connections())
-        data = np.frombuffer(MARK * 512, "uint8").copy()
-        comm.broadcast(data, 0)
-        if comm.rank == 0:
-            comm.send(data, 1)
-        else:
-            got = np.zeros_like(data)
-            comm.recv(got, 0)
-            assert got.tobytes() == MARK * 512
-        both_done.wait()
-        comm.abort(MARK.decode())  # a control message
-
-    with _captured(lambda: ports) as frames:
-        _run("wire", 2, body, tls=tls)
-    assert len(frames) > 20
-    readable = sum(MARK[:32] in frame for frame in frames)
-    assert readable == 0 if tls == "all" else readable > 0
+    alone = ["unshare", "-Urn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    done = subprocess.run(
+        [*alone, sys.executable, str(WORKER), tls], env=child_env(), capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    wire = json.loads(done.stdout)
+    assert wire["lost"] == 0
+    assert wire["frames"] > 20
+    assert wire["readable"] == 0 if tls == "all" else wire["readable"] > 0, wire
 
 
 def test_what_cannot_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

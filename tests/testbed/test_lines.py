@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -241,21 +242,22 @@ def test_the_end_of_the_links_is_told() -> None:
 
 @needs_namespaces
 @pytest.mark.skipif(os.geteuid() != 0, reason="the whole suite already runs unprivileged")
-def test_an_unprivileged_user_has_them_too(tmp_path: Path) -> None:
+def test_an_unprivileged_user_has_them_too() -> None:
     user = unprivileged_python()
-    (tmp_path / "far.yaml").write_text(yaml.safe_dump(_spec({"delay_ms": 20, "loss_percent": 1})))
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
     address = "10.10.0.2"
     script = f"""
         if [ $RANK = 1 ]; then exec {user[-1]} -c "$ECHO" {address} > /dev/null; fi
         {user[-1]} -c "$PING" {address} 100 60 end
     """
-    command = [*user, "-m", "holmes", "testbed", "run", "--spec", str(tmp_path / "far.yaml"), "--timeout-s", "60"]
     environment = child_env() | {"ECHO": _ECHO, "PING": _PING}
-    done = subprocess.run(
-        [*command, "--", "sh", "-c", script], env=environment, cwd="/", capture_output=True, text=True, timeout=120
-    )
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as spec:  # not below pytest's folders: they are its user's
+        Path(spec.name).chmod(0o644)
+        yaml.safe_dump(_spec({"delay_ms": 20, "loss_percent": 1}), spec)
+        spec.flush()
+        command = [*user, "-m", "holmes", "testbed", "run", "--spec", spec.name, "--timeout-s", "60"]
+        done = subprocess.run(
+            [*command, "--", "sh", "-c", script], env=environment, cwd="/", capture_output=True, text=True, timeout=120
+        )
     assert "[a0/rank 0] {" in done.stdout, done.stdout + done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("[a0/rank 0] {")]
     took_ms = list(json.loads(line.partition("] ")[2]).values())
