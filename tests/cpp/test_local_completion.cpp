@@ -6,6 +6,8 @@
 #include <thread>
 
 #include "collective_checks.hpp"
+#include "holmes/collectives/chain_broadcast.hpp"
+#include "holmes/collectives/tree_broadcast.hpp"
 #include "holmes/comm/host_communicator.hpp"
 #include "holmes/core/error.hpp"
 
@@ -25,10 +27,44 @@ void wait_for(const std::atomic<bool>& flag) {
   while (!flag) std::this_thread::sleep_for(1ms);
 }
 
-// The root is through ten broadcasts before anybody else has begun; so are those who send in a gather.
-void ends_before_others_begin(Transport transport) {
+// Of ranks on hosts of `per_host`, some of which make up a cluster: each has its place under one other, log2(n) below
+// the root at most for each kind of step, and each host and cluster but the root's is entered once.
+void trees_reach_everybody(int size, int per_host, int hosts_per_cluster, int root) {
+  const int per_cluster = per_host * hosts_per_cluster;
+  Group group;
+  group.size = size;
+  for (int rank = 0; rank < size; ++rank) {
+    group.memory_leaders.push_back(rank / per_host * per_host);
+    group.cluster_leaders.push_back(rank / per_cluster * per_cluster);
+  }
+  const std::vector<int> order = chain_order(group, root);
+  const auto steps = [](int count) { return std::bit_width(static_cast<unsigned>(count - 1)); };
+  int to_hosts = 0, to_clusters = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    int above = 0;
+    for (int at = rank; at != root; ++above) {
+      const TreePlace place(group, order, at);
+      CHECK(place.parent() >= 0 && TreePlace(group, order, place.parent()).is_child(at));
+      at = place.parent();
+    }
+    const int clusters = (size + per_cluster - 1) / per_cluster;
+    CHECK(above <= steps(clusters) + steps(hosts_per_cluster) + steps(per_host));
+    const TreePlace place(group, order, rank);
+    CHECK((place.parent() < 0) == (rank == root));
+    for (const int child : place.children()) {
+      CHECK(TreePlace(group, order, child).parent() == rank);
+      to_hosts += child / per_host != rank / per_host;
+      to_clusters += child / per_cluster != rank / per_cluster;
+    }
+  }
+  CHECK(to_hosts == (size + per_host - 1) / per_host - 1);
+  CHECK(to_clusters == (size + per_cluster - 1) / per_cluster - 1);
+}
+
+// The root is through ten broadcasts before anybody else has begun.
+void root_ends_before_others_begin(Transport transport, int size) {
   std::atomic<bool> is_through = false;
-  run_local(4, transport, [&](Communicator& comm) {
+  run_local(size, transport, [&](Communicator& comm) {
     if (comm.rank() != 1) wait_for(is_through);
     for (int i = 0; i < 10; ++i) {
       auto data = values(comm.rank() + i, 20);
@@ -38,6 +74,10 @@ void ends_before_others_begin(Transport transport) {
     is_through = true;
     comm.barrier()->wait();
   });
+}
+
+// And so are those who send in a reduce.
+void senders_end_before_the_root_begins(Transport transport) {
   std::atomic<int> through = 0;
   std::atomic<bool> all_through = false;
   run_local(4, transport, [&](Communicator& comm) {
@@ -96,21 +136,30 @@ void any_order(Transport transport, int size, unsigned seed) {
   });
 }
 
-// Ranks that called something else are told, each by its next operation at the latest.
-void disagreement_is_told(Transport transport, int wrong_rank) {
+struct Wrong {
+  int rank;
+  std::size_t count;
+  int root;
+};
+
+// Ranks that called something else than a broadcast of `count` words of rank 0 are told, each by its next operation at
+// the latest.
+void disagreement_is_told(Transport transport, int size, std::size_t count, const Wrong& wrong) {
   std::atomic<int> told = 0;
-  run_local(3, transport, [&](Communicator& comm) {
-    std::vector<std::int64_t> data(comm.rank() == wrong_rank ? 5 : 4);
+  run_local(size, transport, [&](Communicator& comm) {
+    comm.barrier()->wait();
+    const bool is_wrong = comm.rank() == wrong.rank;
+    std::vector<std::int64_t> data(is_wrong ? wrong.count : count);
     std::string message;
     try {
-      comm.broadcast(buffer(data, DType::int64), 0)->wait();
+      comm.broadcast(buffer(data, DType::int64), is_wrong ? wrong.root : 0)->wait();
       comm.barrier()->wait();
     } catch (const HolmesError& error) {
       message = error.what();
     }
     if (message.find("broadcast #") != std::string::npos) ++told;
   });
-  CHECK(told == 3);
+  CHECK(told == size);
 }
 
 void the_missing_are_named() {
@@ -284,17 +333,28 @@ void ranks_must_agree() {
 }  // namespace
 
 int main() {
+  for (int size = 2; size <= 30; ++size)
+    for (int per_host = 1; per_host <= 4; ++per_host)
+      for (int hosts = 1; hosts <= 3; ++hosts)
+        for (int root = 0; root < size; ++root) trees_reach_everybody(size, per_host, hosts, root);
   ranks_must_agree();
   the_missing_are_named();
   what_is_kept_goes_soon();
   what_has_no_use_yet_is_kept();
   what_is_kept_goes_though_another_thread_looks();
   for (const Transport transport : {Transport::tcp, Transport::automatic}) {
-    ends_before_others_begin(transport);
+    for (const int size : {4, 10}) root_ends_before_others_begin(transport, size);
+    senders_end_before_the_root_begins(transport);
     goes_only_so_far_ahead(transport);
     a_root_may_leave(transport);
-    for (const int wrong_rank : {1, 2}) disagreement_is_told(transport, wrong_rank);
-    for (const int size : {2, 4, 9}) any_order(transport, size, static_cast<unsigned>(size));
+    for (const int wrong : {1, 2}) disagreement_is_told(transport, 3, 4, {wrong, 5, 0});
+    for (int wrong = 1; wrong < 6; ++wrong) {
+      disagreement_is_told(transport, 6, 4, {wrong, 5, 0});
+      disagreement_is_told(transport, 6, 4, {wrong, 4, wrong % 5 + 1});
+      disagreement_is_told(transport, 6, 3000, {wrong, 3001, 0});   // each on its own thread
+      disagreement_is_told(transport, 6, 3000, {wrong, 30000, 0});  // which goes another way
+    }
+    for (const int size : {2, 4, 7, 9}) any_order(transport, size, static_cast<unsigned>(size));
     for (const int size : {2, 3, 5}) run_local(size, transport, [](Communicator& comm) { check_everything(comm); });
   }
   std::puts("local_completion: all checks passed");

@@ -13,7 +13,7 @@
 
 namespace holmes {
 
-inline constexpr std::uint16_t protocol_version = 26;
+inline constexpr std::uint16_t protocol_version = 27;
 inline constexpr std::size_t hello_bytes = 50;
 inline constexpr std::size_t max_rails = 64;  // of a pair of ranks
 inline constexpr int max_far_streams = 16;    // of one purpose over a rail that is far

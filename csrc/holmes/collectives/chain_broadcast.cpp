@@ -6,22 +6,29 @@
 
 namespace holmes {
 
-std::vector<int> chain_order(const std::vector<int>& memory_leaders, int root) {
-  const int size = static_cast<int>(memory_leaders.size());
-  const auto leader = [&](int rank) { return memory_leaders[static_cast<std::size_t>(rank)]; };
-  const auto place = [&](int rank) {
-    return std::tuple((leader(rank) - leader(root) + size) % size, rank != root, rank);
+void chain_order(const Group& group, int root, std::span<int> order) {
+  // How many ranks further the first of its like is.
+  const auto distance = [&](const std::vector<int>& leaders, int rank) {
+    const auto leader = [&](int of_rank) { return leaders[static_cast<std::size_t>(of_rank)]; };
+    return (leader(rank) - leader(root) + group.size) % group.size;
   };
-  std::vector<int> order(memory_leaders.size());
+  const auto place = [&](int rank) {
+    return std::tuple(distance(group.cluster_leaders, rank), distance(group.memory_leaders, rank), rank != root, rank);
+  };
   std::iota(order.begin(), order.end(), 0);
   std::ranges::sort(order, {}, place);
+}
+
+std::vector<int> chain_order(const Group& group, int root) {
+  std::vector<int> order(static_cast<std::size_t>(group.size));
+  chain_order(group, root, order);
   return order;
 }
 
 ChainBroadcast::ChainBroadcast(Group& group, Signature signature, std::shared_ptr<Work> work,
                                Clock::time_point deadline, Buffer data)
     : Collective(group, signature, std::move(work), deadline), data_(std::move(data)) {
-  const std::vector<int> order = chain_order(group.memory_leaders, *signature.root);
+  const std::vector<int> order = chain_order(group, *signature.root);
   const auto own = std::ranges::find(order, group.rank);
   if (own != order.begin()) previous_ = *std::prev(own);
   if (std::next(own) != order.end()) next_ = *std::next(own);

@@ -3,6 +3,8 @@
 // ranks.
 #pragma once
 
+#include <span>
+
 #include "holmes/collectives/collective.hpp"
 
 namespace holmes {
@@ -27,7 +29,9 @@ private:
   int next_ = -1;
 };
 
-// All ranks from the root on, those that share memory together; `memory_leaders` as in Group.
-std::vector<int> chain_order(const std::vector<int>& memory_leaders, int root);
+// All ranks from the root on, those of a cluster together, and of these those that share memory. `order`: as many as
+// there are ranks.
+void chain_order(const Group& group, int root, std::span<int> order);
+std::vector<int> chain_order(const Group& group, int root);
 
 }  // namespace holmes

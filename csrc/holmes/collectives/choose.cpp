@@ -9,6 +9,7 @@
 #include "holmes/collectives/exchange.hpp"
 #include "holmes/collectives/gather_in_turns.hpp"
 #include "holmes/collectives/reduce_scatter.hpp"
+#include "holmes/collectives/tree_broadcast.hpp"
 
 namespace holmes {
 namespace {
@@ -38,12 +39,27 @@ bool pays_in_chain(const Group& group, std::size_t bytes) {
 // 4 ranks, slower above; with 8 ranks faster up to 8 KiB).
 constexpr int most_direct_ranks = 4;
 
-// Where operations end locally, few ranks talk to the root alone: what goes through others waits for them. And so do
-// all on a far path.
-bool goes_straight(const Group& group, std::size_t bytes) {
+// Whether the root may exchange so much with each other rank in one step.
+bool takes_one_step(const Group& group, std::size_t bytes) {
+  return bytes * static_cast<std::size_t>(group.size - 1) <= group.one_step_bytes();
+}
+
+// How a broadcast goes. Where operations end locally, a tree is as good as log2(n) steps and tells nobody of those that
+// are not beside it; on a far path, each of its steps would be a trip.
+enum class BroadcastWay { straight, in_chain, along_tree, in_log_steps };
+
+BroadcastWay way_of_broadcast(const Group& group, std::size_t bytes) {
+  if (!relays(group) || (group.is_far && takes_one_step(group, bytes))) return BroadcastWay::straight;
+  if (pays_in_chain(group, bytes)) return BroadcastWay::in_chain;
+  return group.local_completion ? BroadcastWay::along_tree : BroadcastWay::in_log_steps;
+}
+
+// Whether a reduce goes straight to the root: where operations end locally, few ranks talk to it alone, as what goes
+// through others waits for them (and the order of sums lets no tree have less to carry); and so do all on a far path.
+bool reduces_straight(const Group& group, std::size_t bytes) {
   constexpr int most_ranks = 8;
-  return ((group.local_completion && group.size <= most_ranks) || group.is_far) &&
-         bytes * static_cast<std::size_t>(group.size - 1) <= group.one_step_bytes();
+  if (!relays(group)) return true;
+  return ((group.local_completion && group.size <= most_ranks) || group.is_far) && takes_one_step(group, bytes);
 }
 
 // Straight from the root, or to it.
@@ -61,6 +77,16 @@ std::unique_ptr<Collective> direct_broadcast(Group& group, const Signature& sign
   return std::make_unique<Exchange>(group, signature, std::move(work), deadline, std::move(sends), std::move(recvs));
 }
 
+// As an all_gather to which only the root contributes.
+std::unique_ptr<Collective> stepwise_broadcast(Group& group, const Signature& signature, std::shared_ptr<Work> work,
+                                               Clock::time_point deadline, Buffer data) {
+  std::vector<Buffer> outputs = no_data(data.dtype, group.size);
+  outputs[static_cast<std::size_t>(*signature.root)] = data;
+  Buffer input = *signature.root == group.rank ? std::move(data) : no_data(data.dtype);
+  return std::make_unique<BruckAllGather>(group, signature, std::move(work), deadline, std::move(outputs),
+                                          std::move(input));
+}
+
 std::unique_ptr<Collective> direct_reduce(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                           Clock::time_point deadline, Buffer data) {
   std::vector<Buffer> inputs = no_data(data.dtype, group.size);
@@ -68,6 +94,20 @@ std::unique_ptr<Collective> direct_reduce(Group& group, const Signature& signatu
   inputs[static_cast<std::size_t>(*signature.root)] = std::move(data);
   return std::make_unique<ReduceScatter>(group, signature, std::move(work), deadline, std::move(output),
                                          std::move(inputs));
+}
+
+ShortForm short_form(BroadcastWay way) {
+  switch (way) {
+    case BroadcastWay::straight:
+      return ShortForm::one_step;
+    case BroadcastWay::along_tree:
+      return ShortForm::tree;
+    case BroadcastWay::in_log_steps:
+      return ShortForm::log_steps;
+    case BroadcastWay::in_chain:
+      return ShortForm::none;
+  }
+  return ShortForm::none;
 }
 
 }  // namespace
@@ -82,11 +122,10 @@ ShortForm short_form(const Group& group, OpCode op, std::size_t pair_bytes) {
     case OpCode::all_to_all:
       return ShortForm::one_step;
     case OpCode::broadcast:
-      if (goes_straight(group, pair_bytes)) return ShortForm::one_step;
-      return pays_in_chain(group, pair_bytes) ? ShortForm::none : ShortForm::log_steps;
+      return short_form(way_of_broadcast(group, pair_bytes));
     case OpCode::reduce:
-      return goes_straight(group, pair_bytes) || group.size <= most_direct_ranks ? ShortForm::one_step
-                                                                                 : ShortForm::none;
+      return reduces_straight(group, pair_bytes) || group.size <= most_direct_ranks ? ShortForm::one_step
+                                                                                    : ShortForm::none;
     case OpCode::reduce_scatter:
       return pair_bytes * size <= most_short_bytes ? ShortForm::log_steps : ShortForm::none;
     case OpCode::all_gather:
@@ -147,31 +186,36 @@ std::unique_ptr<Collective> choose_exchange(Group& group, const Signature& signa
   return std::make_unique<Exchange>(group, signature, std::move(work), deadline, std::move(sends), std::move(recvs));
 }
 
+bool goes_along_tree(const Group& group, std::size_t broadcast_bytes) {
+  return way_of_broadcast(group, broadcast_bytes) == BroadcastWay::along_tree;
+}
+
 std::unique_ptr<Collective> choose_broadcast(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                              Clock::time_point deadline, Buffer data) {
-  if (!relays(group) || goes_straight(group, data.bytes()))
-    return direct_broadcast(group, signature, std::move(work), deadline, std::move(data));
-  if (!pays_in_chain(group, data.bytes())) {
-    std::vector<Buffer> outputs = no_data(data.dtype, group.size);
-    outputs[static_cast<std::size_t>(*signature.root)] = data;
-    Buffer input = *signature.root == group.rank ? std::move(data) : no_data(data.dtype);
-    return std::make_unique<BruckAllGather>(group, signature, std::move(work), deadline, std::move(outputs),
-                                            std::move(input));
+  switch (way_of_broadcast(group, data.bytes())) {
+    case BroadcastWay::straight:
+      return direct_broadcast(group, signature, std::move(work), deadline, std::move(data));
+    case BroadcastWay::in_log_steps:
+      return stepwise_broadcast(group, signature, std::move(work), deadline, std::move(data));
+    case BroadcastWay::along_tree:
+      return std::make_unique<TreeBroadcast>(group, signature, std::move(work), deadline, std::move(data));
+    case BroadcastWay::in_chain:
+      break;
   }
   return std::make_unique<ChainBroadcast>(group, signature, std::move(work), deadline, std::move(data));
 }
 
 std::unique_ptr<Collective> choose_reduce(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                           Clock::time_point deadline, Buffer data) {
-  if (!relays(group) || goes_straight(group, data.bytes()))
+  if (reduces_straight(group, data.bytes()))
     return direct_reduce(group, signature, std::move(work), deadline, std::move(data));
-  const std::size_t root_bytes = data.bytes() * static_cast<std::size_t>(group.size - 1);
-  if (group.size > most_direct_ranks && takes_log_steps(group, root_bytes)) {
+  if (group.size > most_direct_ranks &&
+      takes_log_steps(group, data.bytes() * static_cast<std::size_t>(group.size - 1))) {
     Buffer output = *signature.root == group.rank ? data : no_data(data.dtype);
     return std::make_unique<BruckReduce>(group, signature, std::move(work), deadline, std::move(output),
                                          std::vector<Buffer>{std::move(data)}, 0);
   }
-  if (root_bytes <= group.one_step_bytes())
+  if (takes_one_step(group, data.bytes()))
     return direct_reduce(group, signature, std::move(work), deadline, std::move(data));
   return std::make_unique<GatherReduce>(group, signature, std::move(work), deadline, std::move(data));
 }

@@ -6,8 +6,8 @@
 namespace holmes {
 
 // What an operation is on the wire, with so many bytes between two ranks at most and as many ranks as a short call
-// takes: ShortExchange, ShortBruck, or neither.
-enum class ShortForm { none, one_step, log_steps };
+// takes: ShortExchange, ShortBruck, ShortTree, or none of them.
+enum class ShortForm { none, one_step, log_steps, tree };
 ShortForm short_form(const Group& group, OpCode op, std::size_t pair_bytes);
 
 // Of all ranks' counts, for the Signature, where blocks may go through other ranks, who do not know whose they are; 0
@@ -27,6 +27,8 @@ std::unique_ptr<Collective> choose_all_gather(Group& group, const Signature& sig
 std::unique_ptr<Collective> choose_exchange(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                             Clock::time_point deadline, std::vector<Buffer> sends,
                                             std::vector<Buffer> recvs);
+// Whether a broadcast of so many bytes is a TreeBroadcast.
+bool goes_along_tree(const Group& group, std::size_t broadcast_bytes);
 // `data` of the root goes to all.
 std::unique_ptr<Collective> choose_broadcast(Group& group, const Signature& signature, std::shared_ptr<Work> work,
                                              Clock::time_point deadline, Buffer data);

@@ -17,6 +17,13 @@ void ShortCall::set(int peer, const void* sent, std::size_t sent_bytes, void* re
   flow.is_owed = false;
 }
 
+// The peer has more of this rank's operations to go through than headers are kept (Channel::try_send_later) or wait to
+// be read.
+bool ShortCall::is_behind(int peer) const {
+  constexpr std::uint32_t far_ahead = 32;
+  return !group_.owed.empty() && group_.owed[static_cast<std::size_t>(peer)] >= far_ahead;
+}
+
 bool ShortCall::post(int peer, const void* sent, std::size_t bytes, bool later) {
   Flow& flow = flows_[peer];
   Channel& channel = *group_.channels[peer];

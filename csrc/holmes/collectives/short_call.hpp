@@ -57,6 +57,8 @@ protected:
   bool has_room_for(int peer, std::size_t bytes) const {
     return group_.channels[peer]->short_room_bytes() >= collective_header_bytes + bytes;
   }
+  // Whether the peer has no use yet for what this rank sends it.
+  bool is_behind(int peer) const;
   // Sends `peer` its header and so many bytes. Returns whether all of it went.
   bool post(int peer, const void* sent, std::size_t bytes, bool later);
   // Looks for what `peer` sends.

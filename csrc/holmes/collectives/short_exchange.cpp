@@ -10,13 +10,6 @@ bool ShortExchange::has_room() const {
   return true;
 }
 
-// The peer has more of this rank's operations to go through than headers are kept (Channel::try_send_later) or wait to
-// be read.
-bool ShortExchange::is_behind(int peer) const {
-  constexpr std::uint32_t far_ahead = 32;
-  return !group_.owed.empty() && group_.owed[static_cast<std::size_t>(peer)] >= far_ahead;
-}
-
 // Each rank starts with another peer, as in Collective.
 bool ShortExchange::send() {
   const CollectiveHeader common = make_header(signature_, group_.slice_bytes, 0, 0, {});

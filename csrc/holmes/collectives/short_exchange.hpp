@@ -18,8 +18,6 @@ public:
 
 private:
   bool talks_to(int peer) const { return !ends_early_ || signature_.root == group_.rank || signature_.root == peer; }
-  // Whether the peer has no use yet for what this rank sends it.
-  bool is_behind(int peer) const;
   void finish();
 
   bool ends_early_;

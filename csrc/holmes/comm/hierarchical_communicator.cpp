@@ -262,8 +262,9 @@ WorkPtr HierarchicalCommunicator::all_gather(std::vector<Buffer> outputs, Buffer
 }
 
 WorkPtr HierarchicalCommunicator::broadcast(Buffer data, int root, CallOptions call) {
-  if (data.bytes() < min_bytes_ || call.compression || !is_rank(root))
-    return flat().broadcast(std::move(data), root, std::move(call));
+  // Along a tree it crosses once, too, and is not announced.
+  const bool is_flat = data.bytes() < min_bytes_ || parts_->flat->broadcasts_along_tree(data.bytes());
+  if (is_flat || call.compression || !is_rank(root)) return flat().broadcast(std::move(data), root, std::move(call));
   const Signature signature{.op = OpCode::broadcast, .dtype = data.dtype, .reduction = {}, .root = root};
   return start(
       signature, data.bytes(), call, [&](const HierarchicalChains& chains) { return chains.broadcast(data, root); },

@@ -12,6 +12,7 @@
 #include "holmes/collectives/exchange.hpp"
 #include "holmes/collectives/short_bruck.hpp"
 #include "holmes/collectives/short_exchange.hpp"
+#include "holmes/collectives/short_tree.hpp"
 #include "holmes/comm/communicator.hpp"
 #include "holmes/core/cpu_list.hpp"
 #include "holmes/core/descriptors.hpp"
@@ -220,6 +221,11 @@ std::size_t largest_bytes(const std::vector<Buffer>& buffers) {
   return most;
 }
 
+// The first rank of the cluster of `rank`; `clusters` as in CommunicatorOptions.
+int cluster_leader(const std::vector<int>& clusters, std::size_t rank) {
+  return clusters.empty() ? 0 : static_cast<int>(std::ranges::find(clusters, clusters[rank]) - clusters.begin());
+}
+
 constexpr std::int64_t no_job_rank = -1;  // on the wire only
 
 // How long a wait polls: the option, else the variable, else the default.
@@ -357,6 +363,7 @@ WorkPtr HostCommunicator::run_short(ShortForm form, const Signature& signature, 
   Group& group = engine_->group();
   if (!group.takes_short || options.async || digest_every_ > 0 || form == ShortForm::none) return nullptr;
   if (form == ShortForm::log_steps) return run_short(ShortBruck(group, signature), options, fill, make);
+  if (form == ShortForm::tree) return run_short(ShortTree(group, signature), options, fill, make);
   return run_short(ShortExchange(group, signature), options, fill, make);
 }
 
@@ -700,6 +707,10 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
 
 bool HostCommunicator::is_far() const { return engine_->group().is_far; }
 
+bool HostCommunicator::broadcasts_along_tree(std::size_t bytes) const {
+  return goes_along_tree(engine_->group(), bytes);
+}
+
 WorkPtr HostCommunicator::announce(const Signature& signature, CallOptions options) {
   Group& group = engine_->group();
   const auto make = [&](const Call& call) {
@@ -784,8 +795,9 @@ void HostCommunicator::introduce(const Mesh& mesh, std::size_t slice_bytes) {
     agreed.is_far |= (one.wish & far_bit) != 0;
     agreed.is_direct &= (one.wish & direct_bit) != 0;
     agreed.slice_bytes = std::min<std::size_t>(agreed.slice_bytes, one.wish & ~bits);
-    agreed.memory_leaders.push_back(static_cast<int>(one.memory_leader));
     const std::size_t rank = identities.size();
+    agreed.memory_leaders.push_back(static_cast<int>(one.memory_leader));
+    agreed.cluster_leaders.push_back(cluster_leader(options_.clusters, rank));
     if ((one.wish & local_bit) != (all.front().wish & local_bit))
       throw UsageError("communicator '" + options_.name + "': of rank " + std::to_string(agreed.label(0)) +
                        " and rank " + std::to_string(agreed.label(static_cast<int>(rank))) +

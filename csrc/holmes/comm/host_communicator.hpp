@@ -62,6 +62,7 @@ public:
   void watch_peers(const std::function<void(const Failure&)>& told) override;
   bool has_left_rdma() const override { return has_left_rdma_; }
   bool is_far() const override;
+  bool broadcasts_along_tree(std::size_t bytes) const override;
   // What messages call a rank.
   int label(int rank) const { return label_of(options_, rank); }
   // Throws UsageError in a forked child.

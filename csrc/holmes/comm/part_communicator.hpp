@@ -28,6 +28,8 @@ public:
   virtual bool has_left_rdma() const = 0;
   // Whether ranks are so far from each other that what goes there takes long; a wide one does not know.
   virtual bool is_far() const = 0;
+  // Whether a broadcast of so many bytes enters each cluster once, from rank to rank, and ends locally.
+  virtual bool broadcasts_along_tree(std::size_t bytes) const = 0;
 };
 
 // Collective: a mesh, or, of many ranks, a wide one.

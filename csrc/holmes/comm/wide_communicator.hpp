@@ -50,6 +50,7 @@ public:
   void watch_peers(const std::function<void(const Failure&)>& told) override;
   bool has_left_rdma() const override { return false; }  // its rows and columns know, each of itself
   bool is_far() const override { return true; }
+  bool broadcasts_along_tree(std::size_t /*bytes*/) const override { return false; }
 
 private:
   class Body;  // what outlives the communicator where operations are pending

@@ -39,6 +39,8 @@ struct Group {
   bool takes_short = false;        // few ranks, and the channels of this one do; see ShortCall
   // By rank, as all ranks agreed: the first rank with which it shares memory, itself where there is none before.
   std::vector<int> memory_leaders;
+  // By rank: the first rank of its cluster; of a group within one: 0.
+  std::vector<int> cluster_leaders;
   // By rank, of how many operations that have ended here the header is still to come (local_completion only): what
   // follows them belongs to later operations.
   std::vector<std::uint32_t> owed;
