@@ -100,12 +100,9 @@ TorchWork ProcessGroupHolmes::allreduce_coalesced(Tensors& tensors, const ::c10d
   return run(OpType::ALLREDUCE_COALESCED, "holmes:all_reduce_coalesced", opts, first_of(tensors),
              [&](Operands& operands, Communicator& comm, auto& call) {
                const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
-               return together(comm, call, [&] {
-                 std::vector<WorkPtr> works;
-                 for (const auto& data : operands.in_place(tensors, Payload::reduce))
-                   works.push_back(comm.all_reduce(data, op, call));
-                 return works;
-               });
+               const auto list = operands.in_place(tensors, Payload::reduce);
+               return together(comm, call, list.size(),
+                               [&](std::size_t i) { return comm.all_reduce(list[i], op, call); });
              });
 }
 
@@ -148,14 +145,10 @@ TorchWork ProcessGroupHolmes::allgather_coalesced(TensorLists& outputs, Tensors&
              [&](Operands& operands, Communicator& comm, auto& call) {
                check_length(outputs.size(), size_, "all_gather_coalesced's list of output lists");
                for (const Tensors& list : outputs) check_pairs(list, inputs, "all_gather_coalesced");
-               return together(comm, call, [&] {
-                 std::vector<WorkPtr> works;
-                 for (std::size_t i = 0; i < inputs.size(); ++i) {
-                   std::vector<Buffer> targets;
-                   for (const Tensors& list : outputs) targets.push_back(operands.output(list[i]));
-                   works.push_back(comm.all_gather(std::move(targets), operands.input(inputs[i]), call));
-                 }
-                 return works;
+               return together(comm, call, inputs.size(), [&](std::size_t i) {
+                 std::vector<Buffer> targets;
+                 for (const Tensors& list : outputs) targets.push_back(operands.output(list[i]));
+                 return comm.all_gather(std::move(targets), operands.input(inputs[i]), call);
                });
              });
 }
@@ -165,14 +158,9 @@ TorchWork ProcessGroupHolmes::allgather_into_tensor_coalesced(Tensors& outputs, 
   return run(OpType::COALESCED, "holmes:all_gather_into_tensor_coalesced", opts, first_of(inputs),
              [&](Operands& operands, Communicator& comm, auto& call) {
                check_pairs(outputs, inputs, "all_gather_into_tensor_coalesced");
-               return together(comm, call, [&] {
-                 std::vector<WorkPtr> works;
-                 for (std::size_t i = 0; i < inputs.size(); ++i) {
-                   auto targets =
-                       equal_pieces(operands.output(outputs[i]), size_, "an output of all_gather_into_tensor");
-                   works.push_back(comm.all_gather(std::move(targets), operands.input(inputs[i]), call));
-                 }
-                 return works;
+               return together(comm, call, inputs.size(), [&](std::size_t i) {
+                 auto targets = equal_pieces(operands.output(outputs[i]), size_, "an output of all_gather_into_tensor");
+                 return comm.all_gather(std::move(targets), operands.input(inputs[i]), call);
                });
              });
 }
@@ -237,15 +225,11 @@ TorchWork ProcessGroupHolmes::reduce_scatter_tensor_coalesced(Tensors& outputs, 
              [&](Operands& operands, Communicator& comm, auto& call) {
                check_pairs(outputs, inputs, "reduce_scatter_tensor_coalesced");
                const ReduceOp op = reduce_op(opts.reduceOp, comm, call);
-               return together(comm, call, [&] {
-                 std::vector<WorkPtr> works;
-                 for (std::size_t i = 0; i < inputs.size(); ++i) {
-                   const Buffer target = operands.output(outputs[i], payload_of(opts.reduceOp));
-                   auto sources = equal_pieces(operands.input(inputs[i], payload_of(opts.reduceOp)), size_,
-                                               "an input of reduce_scatter_tensor");
-                   works.push_back(comm.reduce_scatter(target, std::move(sources), op, call));
-                 }
-                 return works;
+               return together(comm, call, inputs.size(), [&](std::size_t i) {
+                 const Buffer target = operands.output(outputs[i], payload_of(opts.reduceOp));
+                 auto sources = equal_pieces(operands.input(inputs[i], payload_of(opts.reduceOp)), size_,
+                                             "an input of reduce_scatter_tensor");
+                 return comm.reduce_scatter(target, std::move(sources), op, call);
                });
              });
 }

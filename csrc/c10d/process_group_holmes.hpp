@@ -196,15 +196,25 @@ private:
     });
   }
 
-  // Several operations, on a GPU as one, which NCCL launches together; in a coalescing block they are part of its.
-  template <typename Body>
-  static std::vector<WorkPtr> together(Communicator& communicator, const CallOptions& call, Body&& body) {
-    if (!communicator.device()) return body();
+  // A list of operations, which `start(i)` starts with `call`; on a GPU as one, which NCCL launches together; in a
+  // coalescing block they are part of its.
+  template <typename Start>
+  static std::vector<WorkPtr> together(Communicator& communicator, CallOptions& call, std::size_t length,
+                                       Start&& start) {
+    const auto start_all = [&] {
+      std::vector<WorkPtr> works;
+      for (std::size_t i = 0; i < length; ++i) {
+        call.in_list = {static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(length)};
+        works.push_back(start(i));
+      }
+      return works;
+    };
+    if (!communicator.device()) return start_all();
     auto& nccl = static_cast<NcclCommunicator&>(communicator);
-    if (nccl.has_open_group()) return body();
+    if (nccl.has_open_group()) return start_all();
     nccl.start_group();
     try {
-      body();
+      start_all();
     } catch (...) {
       nccl.abandon_group();
       throw;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -106,7 +107,13 @@ void WorkHolmes::deliver() {
   std::call_once(delivered_, [this] {
     if (copies_.empty()) return;
     const at::NoGradGuard no_grad;
-    for (auto& copy : copies_) copy.target.copy_(copy.source, /*non_blocking=*/device_.has_value());
+    for (auto& copy : copies_) {
+      // Whoever waits need not be in inference mode himself, outside of which its tensors may not be written to. In it,
+      // others would forget that they were.
+      std::optional<c10::InferenceMode> inference;
+      if (copy.target.is_inference()) inference.emplace();
+      copy.target.copy_(copy.source, /*non_blocking=*/device_.has_value());
+    }
     if (device_) {
       const c10::Stream stream = c10::impl::VirtualGuardImpl(device_->type()).getStream(*device_);
       // Freed memory goes back to the stream that it was allocated on.

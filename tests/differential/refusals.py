@@ -87,6 +87,21 @@ def grad_scaler_step_without_unscale(env):
         scaler.update()
 
 
+@refused(r"loss_scale", ranks=(2,))
+def grad_scaler_of_gradients_that_are_not_sent(env):
+    model = env.model(mlp)
+    optimizer = env.optimizer(model, lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(3):
+        x, y = env.batch(step)
+        optimizer.zero_grad()
+        with env.no_sync(model, optimizer):
+            scaler.scale(mse(model(x), y)).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+
 @refused(NAMED)
 def a_surplus_backward(env):
     def again(model, _):

@@ -85,6 +85,40 @@ def test_mismatch():
         assert "all_reduce" in message
 
 
+COALESCED = {
+    "all_reduce": lambda group: dist.all_reduce(torch.ones(300), group=group),
+    "all_gather": lambda group: dist.all_gather_into_tensor(torch.ones(1200), torch.ones(300), group=group),
+    "reduce_scatter": lambda group: dist.reduce_scatter_tensor(torch.ones(300), torch.ones(1200), group=group),
+}
+
+
+def lists_of_different_length(rank, size, store, environment):
+    """What one list has more than the others would be taken for the call that follows theirs."""
+    os.environ.update(environment, HOLMES_CLUSTER="ab"[rank // 2])
+    init(store, rank, size)
+    messages = []
+    for name, call in COALESCED.items():
+        group = dist.new_group(list(range(size)))
+        dist.barrier()
+        with pytest.raises(errors.HolmesError) as caught:
+            with dist._coalescing_manager(group=group):
+                for _ in range(2 if rank == 1 else 1):
+                    call(group)
+            call(group)
+            dist.barrier(group=group)
+        messages.append((name, str(caught.value)))
+    return messages
+
+
+@pytest.mark.parametrize("min_bytes", ["never", "0"], ids=["flat", "hierarchical"])
+def test_coalesced_lists_of_different_length_are_a_mismatch(min_bytes):
+    for messages in run_ranks(lists_of_different_length, 4, {"HOLMES_HIERARCHICAL_MIN_BYTES": min_bytes}):
+        for name, message in messages:
+            assert f"{name} #" in message, message
+            assert "place in a list" in message, message
+            assert ("hierarchical" in message) == (min_bytes == "0")
+
+
 def abort(rank, size, store):
     init(store, rank, size)
     work = dist.all_reduce(torch.ones(4), async_op=True) if rank == 0 else dist.irecv(torch.ones(1), 0)

@@ -1,5 +1,7 @@
 """Tensors that are not plain memory through torch.distributed: refused with the fix; sparse ones reduced as by Gloo."""
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -64,6 +66,35 @@ REFUSED = {
     "mkldnn": (lambda: torch.ones(4, 4).to_mkldnn(), r"layout Mkldnn .*to_dense\(\)"),
     "meta": (lambda: torch.empty(4, device="meta"), "device meta"),
 }
+
+
+def in_inference_mode(rank, size, store):
+    """Whoever waits for it, wherever: the future is set by a thread of its own, and work is waited for outside."""
+    init(store, rank, size)
+
+    def strided():
+        return torch.full((600, 600), rank + 1.0).t()
+
+    with torch.inference_mode():
+        tensors = [strided() for _ in range(4)]
+        by_future, by_work = (dist.broadcast(tensor, 0, async_op=True) for tensor in tensors[:2])
+        by_future.get_future().wait()
+    by_work.wait()
+    dist.broadcast(tensors[2], 0)
+    by_thread = dist.broadcast(tensors[3], 0, async_op=True)
+    thread = threading.Thread(target=by_thread.wait)
+    thread.start()
+    thread.join()
+    for tensor in tensors:
+        assert (tensor == 1).all()
+    outer = strided()
+    with torch.inference_mode():
+        dist.broadcast(outer, 0)
+    assert (outer == 1).all()
+
+
+def test_tensors_of_inference_mode():
+    run_ranks(in_inference_mode, 2)
 
 
 def check_refused(rank, size, store):

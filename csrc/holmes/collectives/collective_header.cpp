@@ -14,6 +14,18 @@ constexpr std::int32_t no_root = -1;
 // Above it -1, which is "none".
 constexpr std::int32_t first_digest = -2;
 
+class Fnv1a {
+public:
+  void add(std::uint64_t number) {
+    for (std::size_t i = 0; i < sizeof number; ++i, number >>= 8) state_ = (state_ ^ (number & 255)) * 1099511628211u;
+  }
+  // Not 0.
+  std::uint32_t value() const { return std::max<std::uint32_t>(static_cast<std::uint32_t>(state_ ^ state_ >> 32), 1); }
+
+private:
+  std::uint64_t state_ = 14695981039346656037u;
+};
+
 std::string compression_suffix(Form form) {
   if (form == Form::hierarchical) return "";
   const auto number = static_cast<std::uint8_t>(form);
@@ -28,7 +40,8 @@ std::string describe(const CollectiveHeader& header) {
   if (static_cast<int>(header.dtype) < dtype_count) text += " " + std::string(name(header.dtype));
   if (header.reduction < reduce_op_count) text += " " + std::string(name(static_cast<ReduceOp>(header.reduction)));
   if (header.root >= 0) text += " root " + std::to_string(header.root);
-  if (header.root <= first_digest) text += " with counts #" + std::to_string(first_digest - header.root);
+  if (header.root <= first_digest)
+    text += " with counts, or a place in a list, #" + std::to_string(first_digest - header.root);
   if (header.form == Form::wide) {
     if (header.announced_bytes > 0) text += " of " + std::to_string(header.announced_bytes) + " bytes";
     return text + " (a step of it that sends " + std::to_string(header.payload_bytes) + " and expects " +
@@ -61,11 +74,16 @@ std::int32_t root_field(const WholeCall& told) {
 }  // namespace
 
 std::uint32_t digest_of_counts(const std::vector<Buffer>& buffers) {
-  std::uint64_t digest = 14695981039346656037u;  // FNV-1a
-  for (const Buffer& buffer : buffers)
-    for (std::size_t rest = buffer.count, i = 0; i < sizeof rest; ++i, rest >>= 8)
-      digest = (digest ^ (rest & 255)) * 1099511628211u;
-  return std::max<std::uint32_t>(static_cast<std::uint32_t>(digest ^ digest >> 32), 1);
+  Fnv1a digest;
+  for (const Buffer& buffer : buffers) digest.add(buffer.count);
+  return digest.value();
+}
+
+std::uint32_t digest_in_list(std::uint32_t counts_digest, const ListPlace& place) {
+  if (place.length <= 1) return counts_digest;
+  Fnv1a digest;
+  for (const std::uint32_t number : {counts_digest, place.index, place.length}) digest.add(number);
+  return digest.value();
 }
 
 std::string describe(const Signature& signature, const std::string& communicator) {

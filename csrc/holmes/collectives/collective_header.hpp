@@ -22,7 +22,7 @@ struct Signature {
   std::uint64_t sequence = 0;
   Form form = Form::flat;
   std::uint64_t announced_bytes = 0;         // of a hierarchical operation, which moves them on other communicators
-  std::uint32_t counts_digest = 0;           // of all ranks' counts, where the blocks do not say them; 0: they do
+  std::uint32_t counts_digest = 0;           // of counts, where the blocks do not say them, and the place in a list
   std::optional<int> average_over{};         // see CallOptions; not compared
   std::uint64_t count = 0;                   // elements of this rank's buffer, for the flight recorder; not compared
   std::shared_ptr<const WholeCall> whole{};  // what it is a step of; then that is compared and told
@@ -35,6 +35,9 @@ inline bool ends_locally(const Group& group, const Signature& signature) {
 
 // What all ranks' counts are compared by; not 0.
 std::uint32_t digest_of_counts(const std::vector<Buffer>& buffers);
+
+// The same where a call is one of a list; a call of its own has the digest that it is given.
+std::uint32_t digest_in_list(std::uint32_t counts_digest, const ListPlace& place);
 
 // "all_reduce #17 (float32, sum) of communicator 'dp0'".
 std::string describe(const Signature& signature, const std::string& communicator);

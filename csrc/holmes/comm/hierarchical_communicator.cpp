@@ -213,7 +213,11 @@ WorkPtr HierarchicalCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptio
   const auto compression = compression_of(call, data.dtype, op);
   call.compression.reset();
   if (data.bytes() < min_bytes_) return flat().all_reduce(std::move(data), op, std::move(call));
-  const Signature signature{.op = OpCode::all_reduce, .dtype = data.dtype, .reduction = op, .root = {}};
+  const Signature signature{.op = OpCode::all_reduce,
+                            .dtype = data.dtype,
+                            .reduction = op,
+                            .root = {},
+                            .counts_digest = digest_in_list(0, call.in_list)};
   return start_crossing(signature, data.bytes(), call, compression,
                         HierarchicalChains(parts_, {}, false).crossing_count(data), 0,
                         [&](const HierarchicalChains& chains, const Crossing& crossing) {
@@ -233,7 +237,7 @@ WorkPtr HierarchicalCommunicator::reduce_scatter(Buffer output, std::vector<Buff
                             .dtype = output.dtype,
                             .reduction = op,
                             .root = {},
-                            .counts_digest = digest_of_counts(inputs)};
+                            .counts_digest = digest_in_list(digest_of_counts(inputs), call.in_list)};
   if (!is_even(inputs)) compression.reset();
   const auto others = static_cast<std::size_t>(parts_->hierarchy.cluster_count() - 1);
   return start_crossing(signature, total_bytes(inputs), call, compression, others * output.count, 0,
@@ -252,7 +256,7 @@ WorkPtr HierarchicalCommunicator::all_gather(std::vector<Buffer> outputs, Buffer
                             .dtype = input.dtype,
                             .reduction = {},
                             .root = {},
-                            .counts_digest = digest_of_counts(outputs)};
+                            .counts_digest = digest_in_list(digest_of_counts(outputs), call.in_list)};
   if (!is_even(outputs)) compression.reset();
   const auto clusters = static_cast<std::size_t>(parts_->hierarchy.cluster_count());
   return start_crossing(signature, total_bytes(outputs), call, compression, input.count, clusters * input.count,

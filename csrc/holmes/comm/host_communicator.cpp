@@ -416,6 +416,7 @@ WorkPtr HostCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions optio
                             .dtype = data.dtype,
                             .reduction = op,
                             .root = {},
+                            .counts_digest = digest_in_list(0, options.in_list),
                             .average_over = options.average_over,
                             .count = data.count,
                             .whole = options.part_of};
@@ -437,14 +438,15 @@ WorkPtr HostCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
   arguments_.check_one_per_rank("reduce_scatter: inputs", inputs, output.dtype);
   Arguments::check_equal_count("reduce_scatter", output, inputs[options_.rank]);
   check_apart("reduce_scatter", {&output, 1}, 0, inputs, own());
-  const Signature signature{.op = OpCode::reduce_scatter,
-                            .dtype = output.dtype,
-                            .reduction = op,
-                            .root = {},
-                            .counts_digest = digest_where_relayed(engine_->group(), inputs),
-                            .average_over = options.average_over,
-                            .count = output.count,
-                            .whole = options.part_of};
+  const Signature signature{
+      .op = OpCode::reduce_scatter,
+      .dtype = output.dtype,
+      .reduction = op,
+      .root = {},
+      .counts_digest = digest_in_list(digest_where_relayed(engine_->group(), inputs), options.in_list),
+      .average_over = options.average_over,
+      .count = output.count,
+      .whole = options.part_of};
   const auto make = [&](const Call& call) {
     return choose_reduce_scatter(engine_->group(), signature, call.work, call.deadline, std::move(output),
                                  std::move(inputs));
@@ -496,13 +498,14 @@ WorkPtr HostCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
   arguments_.check_one_per_rank("all_gather: outputs", outputs, input.dtype);
   Arguments::check_equal_count("all_gather", outputs[options_.rank], input);
   check_apart("all_gather", outputs, own(), {&input, 1}, 0);
-  const Signature signature{.op = options.told_as,
-                            .dtype = input.dtype,
-                            .reduction = {},
-                            .root = {},
-                            .counts_digest = digest_where_relayed(engine_->group(), outputs),
-                            .count = input.count,
-                            .whole = options.part_of};
+  const Signature signature{
+      .op = options.told_as,
+      .dtype = input.dtype,
+      .reduction = {},
+      .root = {},
+      .counts_digest = digest_in_list(digest_where_relayed(engine_->group(), outputs), options.in_list),
+      .count = input.count,
+      .whole = options.part_of};
   const auto make = [&](const Call& call) {
     return choose_all_gather(engine_->group(), signature, call.work, call.deadline, outputs, std::move(input));
   };

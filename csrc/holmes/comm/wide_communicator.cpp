@@ -415,8 +415,12 @@ WorkPtr WideCommunicator::start(WholeCall whole, std::size_t count, const CallOp
 WorkPtr WideCommunicator::all_reduce(Buffer data, ReduceOp op, CallOptions call) {
   check_reduction(data.dtype, op);
   if (!options_.clusters.empty()) call.compression.reset();  // nothing crosses by itself
-  return start({.op = OpCode::all_reduce, .dtype = data.dtype, .reduction = op, .bytes = data.bytes()}, data.count,
-               call, [&](const WideSteps& steps) { return steps.all_reduce(data, op); });
+  return start({.op = OpCode::all_reduce,
+                .dtype = data.dtype,
+                .reduction = op,
+                .bytes = data.bytes(),
+                .counts_digest = digest_in_list(0, call.in_list)},
+               data.count, call, [&](const WideSteps& steps) { return steps.all_reduce(data, op); });
 }
 
 WorkPtr WideCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inputs, ReduceOp op, CallOptions call) {
@@ -429,7 +433,7 @@ WorkPtr WideCommunicator::reduce_scatter(Buffer output, std::vector<Buffer> inpu
                 .dtype = output.dtype,
                 .reduction = op,
                 .bytes = total_bytes(inputs),
-                .counts_digest = digest_of_counts(inputs)},
+                .counts_digest = digest_in_list(digest_of_counts(inputs), call.in_list)},
                output.count, call, [&](const WideSteps& steps) { return steps.reduce_scatter(output, inputs, op); });
 }
 
@@ -441,7 +445,7 @@ WorkPtr WideCommunicator::all_gather(std::vector<Buffer> outputs, Buffer input, 
   return start({.op = call.told_as,
                 .dtype = input.dtype,
                 .bytes = total_bytes(outputs),
-                .counts_digest = digest_of_counts(outputs)},
+                .counts_digest = digest_in_list(digest_of_counts(outputs), call.in_list)},
                input.count, call, [&](const WideSteps& steps) { return steps.all_gather(outputs, input); });
 }
 

@@ -188,7 +188,7 @@ struct WholeCall {
   std::optional<int> root{};
   Form form = Form::wide;
   std::uint64_t bytes = 0;          // as all ranks know them alike; 0: they do not
-  std::uint32_t counts_digest = 0;  // of all ranks' counts, where all ranks know them; 0: they do not
+  std::uint32_t counts_digest = 0;  // of what all ranks know: their counts, the place in a list; 0: nothing
   std::uint64_t number = 0;         // of the group's operations; not compared
 };
 
@@ -200,6 +200,12 @@ public:
 
 protected:
   ~CallerLock() = default;
+};
+
+// Of calls that are made as one list: which of how many it is.
+struct ListPlace {
+  std::uint32_t index = 0;
+  std::uint32_t length = 1;
 };
 
 // Options every operation takes.
@@ -215,6 +221,9 @@ struct CallOptions {
   std::optional<int> average_over{};
   // all_gather only: what the other ranks and the records are told, where it is all that an operation moves.
   OpCode told_as = OpCode::all_gather;
+  // Host memory, all_reduce, reduce_scatter and all_gather: compared over the ranks, so that of lists of different
+  // length no call meets one that it does not belong to.
+  ListPlace in_list{};
   // Host memory: what it is a step of. Null: it is all there is.
   std::shared_ptr<const WholeCall> part_of{};
   // recv only: what Work::source_rank says. Absent: the source.

@@ -255,6 +255,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         result. Raises what a failed collective raises.
         """
         self._check_open()
+        self._refuse_scaler()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -557,6 +558,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 runtime.finish_backward(self._steps, drops=True)
             raise
         return runtime.finish_backward(self._steps, drops=is_cleared)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """To GradScaler: that it hands its scale to `step` and does not unscale gradients, which nothing would show."""
+        return self._reduce_lane.size > 1
+
+    def _refuse_scaler(self) -> None:
+        """Raises RuntimeError where a GradScaler has called `step`."""
+        if hasattr(self, "found_inf") and self._reduce_lane.size > 1:
+            for name in ("grad_scale", "found_inf"):  # as it does itself after a step
+                delattr(self, name)
+            raise RuntimeError(
+                "a GradScaler stepped this optimizer: it looks for overflow in this rank's own gradients, so ranks "
+                "would skip different steps. Scale the loss with loss_scale= ('dynamic' follows GradScaler's rule) and "
+                "optimizer.scale(loss).backward(), and call optimizer.step()"
+            )
 
     def _check_gradients(self, runtime: Runtime) -> bool:
         """Whether all gradients were set to None since they came. Raises RuntimeError where some that were sent were,
