@@ -100,12 +100,16 @@ def lists_of_different_length(rank, size, store, environment):
     for name, call in COALESCED.items():
         group = dist.new_group(list(range(size)))
         dist.barrier()
-        with pytest.raises(errors.HolmesError) as caught:
+
+        def list_and_more(call=call, group=group):
             with dist._coalescing_manager(group=group):
                 for _ in range(2 if rank == 1 else 1):
                     call(group)
             call(group)
             dist.barrier(group=group)
+
+        with pytest.raises(errors.HolmesError) as caught:
+            list_and_more()
         messages.append((name, str(caught.value)))
     return messages
 
