@@ -1,6 +1,7 @@
 // CommunicatorOptions::local_completion: operations with a root end on a rank when its own part is done; the numbers
 // stay right whoever is late, and who is missing or disagrees is told by a later operation.
 #include <atomic>
+#include <barrier>
 #include <cstdlib>
 #include <random>
 #include <thread>
@@ -146,8 +147,9 @@ struct Wrong {
 // the latest.
 void disagreement_is_told(Transport transport, int size, std::size_t count, const Wrong& wrong) {
   std::atomic<int> told = 0;
+  std::barrier all(size);
   run_local(size, transport, [&](Communicator& comm) {
-    comm.barrier()->wait();
+    all.arrive_and_wait();  // until every rank has its communicator, which a failure would end
     const bool is_wrong = comm.rank() == wrong.rank;
     std::vector<std::int64_t> data(is_wrong ? wrong.count : count);
     std::string message;
@@ -162,13 +164,14 @@ void disagreement_is_told(Transport transport, int size, std::size_t count, cons
   CHECK(told == size);
 }
 
-void the_missing_are_named() {
+// By all others, also by those to whom it would have sent nothing itself.
+void the_missing_are_named(int size, int missing) {
   std::atomic<int> told = 0;
   std::atomic<bool> is_over = false;
   run_local(
-      3, Transport::tcp,
+      size, Transport::tcp,
       [&](Communicator& comm) {
-        if (comm.rank() == 2) return wait_for(is_over);
+        if (comm.rank() == missing) return wait_for(is_over);
         std::vector<std::int64_t> data(4);
         std::string message;
         try {
@@ -177,8 +180,8 @@ void the_missing_are_named() {
         } catch (const HolmesError& error) {
           message = error.what();
         }
-        if (++told == 2) is_over = true;
-        CHECK(contains(message, "rank 2") && contains(message, "has not entered"));
+        if (++told == size - 1) is_over = true;
+        CHECK(contains(message, "rank " + std::to_string(missing)) && contains(message, "has not entered"));
       },
       3s);
 }
@@ -338,7 +341,8 @@ int main() {
       for (int hosts = 1; hosts <= 3; ++hosts)
         for (int root = 0; root < size; ++root) trees_reach_everybody(size, per_host, hosts, root);
   ranks_must_agree();
-  the_missing_are_named();
+  the_missing_are_named(3, 2);
+  for (const int missing : {0, 4, 5}) the_missing_are_named(6, missing);
   what_is_kept_goes_soon();
   what_has_no_use_yet_is_kept();
   what_is_kept_goes_though_another_thread_looks();
