@@ -39,7 +39,7 @@ void trees_reach_everybody(int size, int per_host, int hosts_per_cluster, int ro
     group.cluster_leaders.push_back(rank / per_cluster * per_cluster);
   }
   const std::vector<int> order = chain_order(group, root);
-  const auto steps = [](int count) { return std::bit_width(static_cast<unsigned>(count - 1)); };
+  const auto steps = [](int count) { return static_cast<int>(std::bit_width(static_cast<unsigned>(count - 1))); };
   int to_hosts = 0, to_clusters = 0;
   for (int rank = 0; rank < size; ++rank) {
     int above = 0;

@@ -41,7 +41,7 @@ std::string describe(const CollectiveHeader& header) {
   if (header.reduction < reduce_op_count) text += " " + std::string(name(static_cast<ReduceOp>(header.reduction)));
   if (header.root >= 0) text += " root " + std::to_string(header.root);
   if (header.root <= first_digest)
-    text += " with counts, or a place in a list, #" + std::to_string(first_digest - header.root);
+    text += " with counts #" + std::to_string(first_digest - header.root) + " (a digest, also of the place in a list)";
   if (header.form == Form::wide) {
     if (header.announced_bytes > 0) text += " of " + std::to_string(header.announced_bytes) + " bytes";
     return text + " (a step of it that sends " + std::to_string(header.payload_bytes) + " and expects " +
